@@ -1,0 +1,66 @@
+"""A daemon of our own, for when none serves the model: it ends when we do, however we end."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from shared.daemon_options import DaemonOptions
+from shared.errors import DaemonLost, from_wire
+
+START_DEADLINE_S = 600.0
+STOP_DEADLINE_S = 10.0
+
+
+class EmbeddedDaemon:
+    """Starts `streamd` at once; `wait_ready` waits until it serves.
+
+    It holds the other end of a pipe of ours, which the kernel closes with us: no orphan is left
+    even after SIGKILL. It is in a session of its own, so Ctrl-C in our terminal does not reach it.
+    """
+
+    def __init__(self, model: Path, options: DaemonOptions, name: str) -> None:
+        self.name = name
+        owner_read, self._owner_write = os.pipe()
+        self._ready_read, ready_write = os.pipe()
+        command = [
+            *(sys.executable, "-m", "streamd", "serve", "--model", str(model), "--name", name),
+            *("--log-level", "warning", *options.arguments()),
+            *("--owner-fd", str(owner_read), "--ready-fd", str(ready_write)),
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(owner_read, ready_write),
+            start_new_session=True,
+        )
+        os.close(owner_read)
+        os.close(ready_write)
+
+    def wait_ready(self) -> None:
+        """Raises the daemon's own reason when it cannot serve."""
+        readable, _, _ = select.select([self._ready_read], [], [], START_DEADLINE_S)
+        line = os.read(self._ready_read, 1 << 16) if readable else b""
+        os.close(self._ready_read)
+        if not line:
+            self.close()
+            raise DaemonLost(
+                f"the daemon that was started (exit code {self._process.poll()}) does not serve",
+                "see its messages above",
+            )
+        word = json.loads(line)
+        if "error" in word:
+            self.close()
+            raise from_wire(*word["error"])
+
+    def close(self) -> None:
+        """Let the daemon end, and wait for it."""
+        os.close(self._owner_write)
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,155 @@
+"""The two shared regions that hits are served from: the daemon's table and each client's own area.
+
+    table region (the daemon writes, clients map it read-only)
+        0     magic u64 | n_layers u64 | n_experts u64 | max_clients u64
+        64    epoch u64                      alone in its cache line: clients read it every section
+        128   revoked u32 [max_clients]
+        4096  host_slots i32 [n_layers, n_experts]      the slot that holds the slab, or -1
+        ...   gpu_slots  i32 [n_layers, n_experts]
+
+    client area (that client writes, the daemon reads; nobody else has it)
+        0     published u64 | section u64    the oldest epoch it may be reading (NONE: none)
+        64    hits u64 | misses u64 | fetches u64       lookups, and messages sent
+        128   tokens u64
+        4096  uses u32 [n_layers, n_experts]            how often the router chose each expert
+
+Aligned 4- and 8-byte loads and stores through numpy are single instructions; which order they may
+be seen in is docs/protocol.md's matter.
+"""
+
+from dataclasses import dataclass
+from mmap import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.errors import ProtocolMismatch
+
+MAGIC = 0x5354524D_44303031  # "STRMD001"
+NONE_EPOCH = 2**64 - 1
+NOT_RESIDENT = -1
+MAX_CLIENTS = 64
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class TableShape:
+    n_layers: int
+    n_experts: int
+
+    @property
+    def cell_count(self) -> int:
+        return self.n_layers * self.n_experts
+
+    @property
+    def table_bytes(self) -> int:
+        return _PAGE_BYTES + 2 * 4 * self.cell_count
+
+    @property
+    def area_bytes(self) -> int:
+        return _PAGE_BYTES + 4 * self.cell_count
+
+
+class ResidencyTable:
+    """A view of the table region; the same class on both sides."""
+
+    def __init__(self, region: mmap | bytearray, shape: TableShape) -> None:
+        self.shape = shape
+        self._header = np.frombuffer(region, np.uint64, 4)
+        self._epoch = np.frombuffer(region, np.uint64, 1, offset=64)
+        self.revoked = np.frombuffer(region, np.uint32, MAX_CLIENTS, offset=128)
+        self.host_slots = self._plane(region, 0)
+        self.gpu_slots = self._plane(region, 1)
+
+    def _plane(self, region: mmap | bytearray, plane: int) -> npt.NDArray[np.int32]:
+        offset = _PAGE_BYTES + plane * 4 * self.shape.cell_count
+        cells = np.frombuffer(region, np.int32, self.shape.cell_count, offset=offset)
+        return cells.reshape(self.shape.n_layers, self.shape.n_experts)
+
+    def initialise(self) -> None:
+        """The daemon, once, before anybody else has the region."""
+        self._header[:] = (MAGIC, self.shape.n_layers, self.shape.n_experts, MAX_CLIENTS)
+        self._epoch[0] = 1
+        self.revoked[:] = 0
+        self.host_slots[:] = NOT_RESIDENT
+        self.gpu_slots[:] = NOT_RESIDENT
+
+    def check_header(self) -> None:
+        """ProtocolMismatch unless the region is laid out as this version expects."""
+        expected = (MAGIC, self.shape.n_layers, self.shape.n_experts, MAX_CLIENTS)
+        if tuple(self._header.tolist()) != expected:
+            raise ProtocolMismatch(
+                "the daemon's residency table has another layout",
+                "daemon and client are of different versions: restart the daemon",
+            )
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch[0])
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch[0] = value
+
+
+class ClientArea:
+    """A view of one client's area; the same class on both sides."""
+
+    def __init__(self, region: mmap | bytearray, shape: TableShape) -> None:
+        self._words = np.frombuffer(region, np.uint64, 2)
+        self._counters = np.frombuffer(region, np.uint64, 3, offset=64)
+        self._tokens = np.frombuffer(region, np.uint64, 1, offset=128)
+        uses = np.frombuffer(region, np.uint32, shape.cell_count, offset=_PAGE_BYTES)
+        self.uses = uses.reshape(shape.n_layers, shape.n_experts)
+
+    def initialise(self) -> None:
+        self._words[0] = NONE_EPOCH
+
+    @property
+    def published(self) -> int:
+        return int(self._words[0])
+
+    @property
+    def section(self) -> int:
+        return int(self._words[1])
+
+    def enter(self, table: ResidencyTable) -> int:
+        """Begin a section (and so end the one before it); its number."""
+        section = self.section + 1
+        self._words[1] = section
+        epoch = table.epoch
+        while True:
+            self._words[0] = epoch
+            again = table.epoch
+            if again == epoch:
+                return section
+            epoch = again
+
+    def leave(self) -> None:
+        self._words[0] = NONE_EPOCH
+
+    def count_lookups(self, hit_count: int, miss_count: int) -> None:
+        self._counters[0] += np.uint64(hit_count)
+        self._counters[1] += np.uint64(miss_count)
+
+    def count_fetch(self) -> None:
+        self._counters[2] += np.uint64(1)
+
+    def count_tokens(self, token_count: int) -> None:
+        self._tokens[0] += np.uint64(token_count)
+
+    @property
+    def hits(self) -> int:
+        return int(self._counters[0])
+
+    @property
+    def misses(self) -> int:
+        return int(self._counters[1])
+
+    @property
+    def fetches(self) -> int:
+        return int(self._counters[2])
+
+    @property
+    def tokens(self) -> int:
+        return int(self._tokens[0])

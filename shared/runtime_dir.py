@@ -1,0 +1,203 @@
+"""Where daemons put their sockets, and how anybody finds the one that is meant.
+
+    <directory>/<name>.lock   JSON of DaemonRecord; the daemon holds flock(2) on it while it lives
+    <directory>/<name>.zmq    ZeroMQ ROUTER (ipc)
+    <directory>/<name>.sock   SEQPACKET unix socket: attach, descriptors, liveness
+
+The directory is $STREAMD_RUNTIME_DIR, else $XDG_RUNTIME_DIR/streamd, else /run/streamd where we may
+write there, else streamd-<uid> in the temporary directory. It is ours alone (0700).
+"""
+
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
+
+# struct sockaddr_un has 108 bytes for the path, the last one is the terminating zero.
+MAX_SOCKET_PATH_BYTES = 107
+_LOCK_ATTEMPTS = 10
+_LOCK_PAUSE_S = 0.01
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def runtime_dir() -> Path:
+    """The directory, made if it is missing."""
+    directory = _candidate()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the socket directory {directory}: {error.strerror}",
+            "set XDG_RUNTIME_DIR or STREAMD_RUNTIME_DIR to a directory of yours",
+        ) from error
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise ConfigError(
+            f"the socket directory {directory} can be written by others",
+            f"chown it to yourself and chmod 700 {directory}",
+        )
+    return directory
+
+
+def _candidate() -> Path:
+    if explicit := os.environ.get("STREAMD_RUNTIME_DIR"):
+        return Path(explicit)
+    if user_dir := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(user_dir, "streamd")
+    system_dir = Path("/run/streamd")
+    if os.access(system_dir if system_dir.exists() else system_dir.parent, os.W_OK):
+        return system_dir
+    return Path(tempfile.gettempdir(), f"streamd-{os.getuid()}")
+
+
+@dataclass(frozen=True)
+class DaemonRecord:
+    """What a running daemon says about itself in its lock file."""
+
+    name: str
+    pid: int
+    model: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    directory: Path
+    name: str
+
+    @classmethod
+    def of(cls, name: str) -> "Endpoints":
+        """ConfigError for a name or a directory that sockets cannot have."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot be a daemon's name",
+                "use up to 64 letters, digits, dots, dashes and underscores",
+            )
+        endpoints = cls(runtime_dir(), name)
+        longest = max((endpoints.zmq_path, endpoints.unix_path), key=lambda p: len(os.fsencode(p)))
+        length = len(os.fsencode(longest))
+        if length > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"the socket path {longest} is {length} bytes long, {MAX_SOCKET_PATH_BYTES} fit",
+                "give a shorter --name, or set STREAMD_RUNTIME_DIR to a shorter directory",
+            )
+        return endpoints
+
+    @property
+    def lock_path(self) -> Path:
+        return self.directory / f"{self.name}.lock"
+
+    @property
+    def zmq_path(self) -> Path:
+        return self.directory / f"{self.name}.zmq"
+
+    @property
+    def zmq_url(self) -> str:
+        return f"ipc://{self.zmq_path}"
+
+    @property
+    def unix_path(self) -> Path:
+        return self.directory / f"{self.name}.sock"
+
+
+@contextmanager
+def claim(endpoints: Endpoints, record: DaemonRecord) -> Iterator[None]:
+    """Hold the name while the block runs; remove lock and sockets after it.
+
+    Raises DaemonBusy when a living daemon has the name. A dead one's leftovers are taken over: the
+    kernel released its lock.
+    """
+    fd = _lock(endpoints)
+    try:
+        for leftover in (endpoints.zmq_path, endpoints.unix_path):
+            leftover.unlink(missing_ok=True)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(record)).encode(), 0)
+        yield
+    finally:
+        for path in (endpoints.zmq_path, endpoints.unix_path, endpoints.lock_path):
+            path.unlink(missing_ok=True)
+        os.close(fd)
+
+
+def _lock(endpoints: Endpoints) -> int:
+    """The locked descriptor of a lock file that still has its name."""
+    for _ in range(_LOCK_ATTEMPTS):
+        fd = os.open(endpoints.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink > 0:
+                return fd
+            # Its former owner removed the file after we had opened it: take a new one.
+        except BlockingIOError:
+            # Somebody who only looks (running_daemons) holds it for a moment too.
+            time.sleep(_LOCK_PAUSE_S)
+        os.close(fd)
+    raise DaemonBusy(
+        f"a daemon named {endpoints.name!r} is running already",
+        f"give another --name, or stop it with: streamd stop --name {endpoints.name}",
+    )
+
+
+def running_daemons() -> list[DaemonRecord]:
+    """Every daemon of this user that holds its lock, by name."""
+    records = (_read_record(path) for path in sorted(runtime_dir().glob("*.lock")))
+    return [record for record in records if record is not None]
+
+
+def _read_record(path: Path) -> DaemonRecord | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        try:
+            return DaemonRecord(**json.loads(os.pread(fd, 1 << 16, 0)))
+        except (ValueError, TypeError):
+            return None  # it is just being written
+    finally:
+        os.close(fd)
+    return None  # nobody holds the lock: a dead daemon's leftover
+
+
+def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
+    """The daemon of that name, else the one that serves `model`, else the only one running.
+
+    Raises DaemonNotRunning naming what was looked for and what there is.
+    """
+    records = running_daemons()
+    if name is not None:
+        chosen = [record for record in records if record.name == name]
+        wanted = f"named {name!r}"
+    elif model is not None:
+        chosen = [record for record in records if _same_file(record.model, model)]
+        wanted = f"serving {model}"
+    else:
+        chosen, wanted = records, "running"
+    if len(chosen) == 1 or (chosen and model is not None):
+        return chosen[0]
+    if chosen:
+        names = ", ".join(record.name for record in chosen)
+        raise ConfigError(f"several daemons are running: {names}", "say which with --name")
+    others = ", ".join(record.name for record in records) or "none"
+    raise DaemonNotRunning(
+        f"no daemon {wanted} (running: {others})", "start one with: streamd --model FILE.gguf"
+    )
+
+
+def _same_file(left: str, right: Path) -> bool:
+    try:
+        return os.path.samefile(left, right)
+    except OSError:
+        return False

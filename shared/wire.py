@@ -1,0 +1,165 @@
+"""The messages between daemon and client, and their form on the wire.
+
+A message is one msgpack array `[PROTOCOL_VERSION, kind, {field: value}]`, at most
+MAX_MESSAGE_BYTES long. Fields are checked against the dataclass when a message is read: what a peer
+sends is never trusted. Attach and its answer travel over the unix socket (the answer carries
+descriptors), everything else over ZeroMQ.
+"""
+
+import types
+import typing
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgpack
+
+from shared.errors import ProtocolMismatch, StreamError, from_wire
+
+PROTOCOL_VERSION = 1
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_FETCH_EXPERTS = 4096
+
+_UPGRADE = "daemon and client are of different versions: restart the daemon"
+
+
+@dataclass(frozen=True)
+class Attach:
+    """Client -> daemon: let me in. `shards`: [device, inode, size, mtime_ns] of each model file."""
+
+    pid: int
+    shards: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The answer; its descriptors are, in order: table, client area, arena, resident, doorbell.
+
+    client: index in the table's `revoked`; ticket: names this attachment in requests, and its
+    bytes (`routing_id`) are the ZeroMQ identity that answers go to.
+    """
+
+    client: int
+    ticket: int
+    n_layers: int
+    n_experts: int
+    align: int
+    class_slot_counts: list[int]
+    wave_experts: list[int]
+    arena_bytes: int
+    resident_bytes: int
+
+
+ATTACHED_DESCRIPTOR_COUNT = 5
+
+
+def routing_id(ticket: int) -> bytes:
+    """The ZeroMQ identity of an attached client."""
+    return b"c%d" % ticket
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Client -> daemon: I wait for these experts of `layer` in my section `section`."""
+
+    ticket: int
+    section: int
+    layer: int
+    experts: list[int]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Daemon -> client: this expert will not come, and why."""
+
+    section: int
+    layer: int
+    expert: int
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class StatsRequest:
+    pass
+
+
+@dataclass(frozen=True)
+class Stats:
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stop:
+    pass
+
+
+@dataclass(frozen=True)
+class Stopping:
+    pid: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The answer to anything the daemon will not do."""
+
+    code: str
+    message: str
+    remedy: str
+
+    @classmethod
+    def because(cls, error: StreamError) -> "Refused":
+        return cls(error.code, error.message, error.remedy)
+
+    def error(self) -> StreamError:
+        return from_wire(self.code, self.message, self.remedy)
+
+
+Message = Attach | Attached | Fetch | Failed | StatsRequest | Stats | Stop | Stopping | Refused
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
+_HINTS = {kind: typing.get_type_hints(kind) for kind in _KINDS.values()}
+
+
+def encode(message: Message) -> bytes:
+    body = {field.name: getattr(message, field.name) for field in fields(message)}
+    frame: bytes = msgpack.packb([PROTOCOL_VERSION, type(message).__name__, body])
+    assert len(frame) <= MAX_MESSAGE_BYTES, f"{type(message).__name__} of {len(frame)} bytes"
+    return frame
+
+
+def decode(frame: bytes) -> Message:
+    """The message in `frame`; ProtocolMismatch for anything else, whatever it is."""
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ProtocolMismatch(f"a message of {len(frame)} bytes, {MAX_MESSAGE_BYTES} is the most")
+    try:
+        unpacked = msgpack.unpackb(frame)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolMismatch(f"a message that is not msgpack: {error}", _UPGRADE) from error
+    match unpacked:
+        case [int(version), str(), dict()] if version != PROTOCOL_VERSION:
+            raise ProtocolMismatch(
+                f"protocol version {version}, this side speaks {PROTOCOL_VERSION}", _UPGRADE
+            )
+        case [int(), str(kind), dict(body)] if kind in _KINDS:
+            return _checked(_KINDS[kind], body)
+    raise ProtocolMismatch("a message of unknown kind", _UPGRADE)
+
+
+def _checked(kind: type, body: dict[Any, Any]) -> Message:
+    hints = _HINTS[kind]
+    if body.keys() != hints.keys() or not all(_fits(body[n], h) for n, h in hints.items()):
+        raise ProtocolMismatch(f"{kind.__name__} with wrong fields", _UPGRADE)
+    message: Message = kind(**body)
+    return message
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a decoded value has the type that the field declares."""
+    if isinstance(hint, types.GenericAlias):
+        container, args = typing.cast(type, hint.__origin__), hint.__args__
+        if not isinstance(value, container):
+            return False
+        if container is list:
+            return all(_fits(item, args[0]) for item in typing.cast(list[object], value))
+        return all(isinstance(key, str) for key in typing.cast(dict[object, object], value))
+    return type(value) is hint

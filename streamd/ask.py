@@ -1,0 +1,42 @@
+"""One question to a running daemon, and its answer."""
+
+import time
+
+import zmq
+
+from shared.errors import DaemonLost
+from shared.runtime_dir import DaemonRecord, Endpoints, running_daemons
+from shared.wire import Message, Refused, decode, encode
+
+ANSWER_DEADLINE_MS = 5000
+EXIT_DEADLINE_S = 10.0
+EXIT_POLL_S = 0.02
+
+
+def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> Message:
+    """The daemon's answer; raises its refusal, or DaemonLost when none comes in time."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(Endpoints.of(name).zmq_url)
+        socket.send(encode(question))
+        if not socket.poll(deadline_ms):
+            raise DaemonLost(
+                f"the daemon {name!r} has not answered for {deadline_ms / 1000:g} s",
+                "see its log; kill it if it hangs",
+            )
+        answer = decode(socket.recv())
+    if isinstance(answer, Refused):
+        raise answer.error()
+    return answer
+
+
+def wait_until_gone(record: DaemonRecord) -> None:
+    """Until the daemon has let go of its name; DaemonLost when it does not."""
+    deadline_s = time.monotonic() + EXIT_DEADLINE_S
+    while record in running_daemons():
+        if time.monotonic() > deadline_s:
+            raise DaemonLost(
+                f"the daemon {record.name!r} (pid {record.pid}) is still running",
+                f"see its log; kill {record.pid} if it hangs",
+            )
+        time.sleep(EXIT_POLL_S)

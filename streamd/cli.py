@@ -1,0 +1,131 @@
+"""The `streamd` command."""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from shared.command import run_command
+from shared.errors import StreamError
+from shared.options import add_options
+from shared.runtime_dir import DaemonRecord, Endpoints, claim, find_daemon
+from shared.wire import PROTOCOL_VERSION, Stats, StatsRequest, Stop
+from streamd.config import StreamdConfig, read_config
+
+
+def main() -> int:
+    return run_command("streamd", lambda: _run(sys.argv[1:]))
+
+
+def _run(words: list[str]) -> int:
+    # `streamd --model x` is the command people type; serving is the default.
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+        words = ["serve", *words]
+    arguments = _parser().parse_args(words)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="streamd",
+        description="Streams the experts of a mixture-of-experts GGUF from disk for its clients.",
+        epilog="`streamd --model FILE.gguf` is short for `streamd serve --model FILE.gguf`.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve = commands.add_parser("serve", help="serve a model until stopped")
+    plan = commands.add_parser("plan", help="what would fit, without serving")
+    for command in (serve, plan):
+        add_options(command, StreamdConfig)
+        command.add_argument("--config", type=Path, metavar="FILE.toml", help="options in a file")
+    serve.add_argument("--owner-fd", type=int, help=argparse.SUPPRESS)
+    serve.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    stats = commands.add_parser("stats", help="hit rates, disk, clients")
+    stop = commands.add_parser("stop", help="stop a daemon")
+    for command in (stats, stop):
+        command.add_argument("--name", help="which daemon (default: the only one running)")
+        command.add_argument("--model", type=Path, help="the daemon that serves this file")
+    for command in (stats, plan):
+        command.add_argument("--json", action="store_true", help="for programs")
+    serve.set_defaults(run=_serve)
+    plan.set_defaults(run=_plan)
+    stats.set_defaults(run=_stats)
+    stop.set_defaults(run=_stop)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    ready_fd: int | None = arguments.ready_fd
+    try:
+        _serve_until_stopped(arguments, ready_fd)
+    except StreamError as error:
+        if ready_fd is not None:
+            _tell_ready(ready_fd, {"error": [error.code, error.message, error.remedy]})
+            return 1
+        raise
+    return 0
+
+
+def _serve_until_stopped(arguments: argparse.Namespace, ready_fd: int | None) -> None:
+    from streamd.daemon import Daemon  # noqa: PLC0415 - numpy and zmq, which `stop` does not need
+
+    config = read_config(arguments)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="streamd: %(message)s", stream=sys.stderr
+    )
+    endpoints = Endpoints.of(config.daemon_name)
+    record = DaemonRecord(
+        config.daemon_name, os.getpid(), str(config.model.absolute()), PROTOCOL_VERSION
+    )
+    daemon = Daemon(config, endpoints)
+    daemon.stop_on_signals()
+    with claim(endpoints, record), daemon:
+        if arguments.owner_fd is not None:
+            daemon.watch_owner(arguments.owner_fd)
+        logging.info("serving %s as %r", config.model, config.daemon_name)
+        if ready_fd is not None:
+            _tell_ready(ready_fd, {"name": config.daemon_name})
+        daemon.run()
+
+
+def _tell_ready(fd: int, word: dict[str, Any]) -> None:
+    """One line for whoever started us: that we serve, or why not."""
+    with contextlib.suppress(BrokenPipeError):  # it has gone; the owner's descriptor will tell
+        os.write(fd, json.dumps(word).encode() + b"\n")
+    os.close(fd)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from streamd.served_model import plan_model  # noqa: PLC0415
+
+    values = plan_model(read_config(arguments))
+    if arguments.json:
+        print(json.dumps(values))
+        return 0
+    for name, value in values.items():
+        print(f"{name:<20} {value:,}" if isinstance(value, int) else f"{name:<20} {value}")
+    return 0
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    from streamd.ask import ask  # noqa: PLC0415
+    from streamd.stats_view import render_stats  # noqa: PLC0415
+
+    answer = ask(find_daemon(arguments.name, arguments.model).name, StatsRequest())
+    assert isinstance(answer, Stats)
+    print(json.dumps(answer.values) if arguments.json else render_stats(answer.values))
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    from streamd.ask import ask, wait_until_gone  # noqa: PLC0415
+
+    record = find_daemon(arguments.name, arguments.model)
+    ask(record.name, Stop())
+    wait_until_gone(record)
+    print(f"stopped {record.name}")
+    return 0

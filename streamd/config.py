@@ -1,0 +1,59 @@
+"""The daemon's configuration: defaults, then the TOML file, then the command line; built once."""
+
+import argparse
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.daemon_options import DaemonOptions
+from shared.errors import ConfigError
+from shared.options import build, given, option, parse_count
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class StreamdConfig(DaemonOptions):
+    model: Path = option(Path(), "the GGUF file (any shard of a split one)", parse=Path)
+    name: str = option("", "name of this daemon (default: from the model's file name)")
+    log_level: str = option("info", "debug, info, warning or error", choices=LOG_LEVELS)
+    io_depth: int = option(32, "reads in flight at the most", parse=parse_count, metavar="N")
+    stall_deadline_ms: int = option(
+        2000,
+        "how long a client that does not move may hold up another one",
+        parse=parse_count,
+        metavar="MS",
+    )
+
+    def __post_init__(self) -> None:
+        if self.model == Path():
+            raise ConfigError("no model is given", "say --model FILE.gguf")
+        if not 1 <= self.io_depth <= 1024:
+            raise ConfigError(f"--io-depth is {self.io_depth}", "give 1 to 1024")
+        if self.gpu_cache:
+            raise ConfigError(
+                "--gpu-cache needs a GPU tier, which this version does not have",
+                "leave it out, or give --gpu-cache 0",
+            )
+
+    @property
+    def daemon_name(self) -> str:
+        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", self.model.stem).strip("-._")[:64]
+
+
+def read_config(arguments: argparse.Namespace) -> StreamdConfig:
+    """From a parsed command line that may name a TOML file with --config."""
+    layers = [("command line", given(arguments, StreamdConfig))]
+    if arguments.config is not None:
+        layers.insert(0, (str(arguments.config), _read_toml(arguments.config)))
+    return build(StreamdConfig, layers)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", "check --config") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error

@@ -1,0 +1,197 @@
+"""The daemon's ears: its two sockets, and the connections behind them.
+
+The unix socket hands out descriptors and tells when a client dies; the ZeroMQ socket carries
+requests. What a message means is the Handler's business; here it is made sure that each one is
+bounded, well-formed and answered, refusals too.
+"""
+
+import array
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import Protocol
+
+import zmq
+
+from shared.errors import DaemonBusy, ProtocolMismatch, StreamError
+from shared.residency import MAX_CLIENTS
+from shared.runtime_dir import Endpoints
+from shared.wire import (
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Attached,
+    Message,
+    Refused,
+    decode,
+    encode,
+    routing_id,
+)
+
+log = logging.getLogger(__name__)
+
+# Connections that have not attached (yet) count too.
+MAX_CONNECTIONS = 2 * MAX_CLIENTS
+MAX_ATTACH_BYTES = 1 << 16
+# Requests taken in one turn of the main loop, so that a flood does not hold up completions.
+MAX_REQUESTS_PER_TURN = 256
+REQUEST_QUEUE_LENGTH = 4096
+
+
+class Handler(Protocol):
+    """What the daemon does about a message. StreamErrors become refusals."""
+
+    def attach(self, message: Attach) -> tuple[Attached, list[int]]: ...
+
+    def detach(self, ticket: int) -> None: ...
+
+    def request(self, message: Message) -> Message | None: ...
+
+
+class Control:
+    def __init__(self, endpoints: Endpoints, handler: Handler) -> None:
+        self._handler = handler
+        self._connections: dict[int, socket.socket] = {}
+        self._tickets: dict[int, int] = {}  # descriptor -> ticket
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._context = zmq.Context(io_threads=1)
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._router.setsockopt(zmq.RCVHWM, REQUEST_QUEUE_LENGTH)
+        self._router.setsockopt(zmq.SNDHWM, REQUEST_QUEUE_LENGTH)
+        self._router.bind(endpoints.zmq_url)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._listener.bind(str(endpoints.unix_path))
+        self._listener.listen(MAX_CONNECTIONS)
+        self._listener.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._listener.fileno(), zmq.POLLIN)
+
+    def watch(self, fd: int, react: Callable[[], None]) -> None:
+        """Call `react` from `poll` when `fd` is readable."""
+        self._watched[fd] = react
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        del self._watched[fd]
+        self._poller.unregister(fd)
+
+    def poll(self, timeout_ms: int) -> None:
+        """Wait for something to happen, at most so long, and deal with all of it."""
+        for ready, _ in self._poller.poll(timeout_ms):
+            if ready is self._router:
+                self._take_requests()
+            elif ready == self._listener.fileno():
+                self._accept()
+            elif ready in self._watched:
+                self._watched[ready]()
+            elif ready in self._connections:
+                self._hear(ready)
+
+    def tell(self, ticket: int, message: Message) -> None:
+        """Send to an attached client; one that has gone or does not read misses it."""
+        self._send(routing_id(ticket), message)
+
+    def close(self) -> None:
+        for fd in list(self._connections):
+            self._hang_up(fd)
+        self._listener.close()
+        self._router.close()
+        self._context.term()
+
+    # ZeroMQ
+
+    def _take_requests(self) -> None:
+        for _ in range(MAX_REQUESTS_PER_TURN):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            answer = self._answer(frames[1]) if len(frames) == 2 else None
+            if answer is not None:
+                self._send(frames[0], answer)
+
+    def _answer(self, frame: bytes) -> Message | None:
+        try:
+            return self._handler.request(decode(frame))
+        except StreamError as error:
+            return Refused.because(error)
+
+    def _send(self, identity: bytes, message: Message) -> None:
+        try:
+            self._router.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("an answer could not be delivered: %s", error)
+
+    # The unix socket
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("a connection could not be accepted: %s", error)
+            return
+        connection.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            full = DaemonBusy(f"{MAX_CONNECTIONS} connections are open, the most there may be")
+            self._reply(connection, Refused.because(full), [])
+            connection.close()
+        elif _peer_uid(connection) not in (os.getuid(), 0):
+            connection.close()
+        else:
+            self._connections[connection.fileno()] = connection
+            self._poller.register(connection.fileno(), zmq.POLLIN)
+
+    def _hear(self, fd: int) -> None:
+        """A connection is readable: an attach message, or the end of the client."""
+        connection = self._connections[fd]
+        try:
+            frame = connection.recv(MAX_ATTACH_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            frame = b""
+        if not frame:
+            self._hang_up(fd)
+            return
+        try:
+            if fd in self._tickets:
+                raise ProtocolMismatch("this connection is attached already")
+            message = decode(frame)
+            if not isinstance(message, Attach):
+                raise ProtocolMismatch("the unix socket takes attach messages only")
+            attached, descriptors = self._handler.attach(message)
+        except StreamError as error:
+            self._reply(connection, Refused.because(error), [])
+            self._hang_up(fd)
+            return
+        self._tickets[fd] = attached.ticket
+        if not self._reply(connection, attached, descriptors):
+            self._hang_up(fd)
+
+    def _hang_up(self, fd: int) -> None:
+        connection = self._connections.pop(fd)
+        self._poller.unregister(fd)
+        ticket = self._tickets.pop(fd, None)
+        connection.close()
+        if ticket is not None:
+            self._handler.detach(ticket)
+
+    @staticmethod
+    def _reply(connection: socket.socket, message: Message, descriptors: list[int]) -> bool:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        try:
+            connection.sendmsg([encode(message)], ancillary if descriptors else [])
+        except OSError:
+            return False
+        return True
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    """The user at the other end, by the kernel's word (struct ucred: pid, uid, gid)."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("3i", credentials)
+    return int(uid)

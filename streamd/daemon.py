@@ -1,0 +1,216 @@
+"""The daemon: the main loop, and what it does about each message."""
+
+import logging
+import os
+import signal
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from shared.errors import ModelChanged, RequestError
+from shared.runtime_dir import Endpoints
+from shared.wire import (
+    Attach,
+    Attached,
+    Failed,
+    Fetch,
+    Message,
+    Stats,
+    StatsRequest,
+    Stop,
+    Stopping,
+)
+from streamd.config import StreamdConfig
+from streamd.control import Control
+from streamd.served_model import ServedModel
+from streamd.sessions import Sessions
+from streamd.stats import NO_GPU_TIER, SinceLast, client_values, host_tier_values, io_values
+
+log = logging.getLogger(__name__)
+
+# While a request waits for a slot, the clients' areas are looked at this often.
+WAITING_POLL_MS = 1
+IDLE_POLL_MS = 1000
+
+
+class Daemon:
+    """Use as a context manager; `run` serves until it is told to stop."""
+
+    def __init__(self, config: StreamdConfig, endpoints: Endpoints) -> None:
+        self.config = config
+        self.endpoints = endpoints
+        self.stopping = False
+        self._started_s = time.monotonic()
+        self._since_last = SinceLast()
+        self._owner_fd: int | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Daemon":
+        with ExitStack() as stack:
+            self.model = ServedModel(self.config, stack, lambda: self.stopping)
+            self.cache = self.model.cache
+            self.sessions = Sessions(self.model.table.shape)
+            stack.callback(self.sessions.close)
+            self._control = Control(self.endpoints, self)
+            stack.callback(self._control.close)
+            self._control.watch(self.model.reader.fileno(), self._take_completions)
+            self._control.watch(self._wake_fd, lambda: None)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+        os.close(self._wake_fd)
+
+    # The main loop
+
+    def run(self) -> None:
+        """Serve until a stop message, a signal, or the end of an embedded daemon's owner."""
+        while not self.stopping:
+            self._control.poll(WAITING_POLL_MS if self.cache.waiting else IDLE_POLL_MS)
+            self._take_completions()
+            self._grant()
+            self._revoke_stalled()
+
+    def _take_completions(self) -> None:
+        """Publish the slabs that have arrived, and tell who waits for those that will not."""
+        for completion in self.model.reader.poll():
+            slot = completion.key
+            assert isinstance(slot, int)
+            if completion.error is None:
+                self.sessions.ring(self.cache.read_done(slot))
+                continue
+            error = completion.error
+            log.error("%s", error)
+            layer, expert, asked = self.cache.read_failed(slot)
+            for number, section in asked:
+                failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
+                self._control.tell(self.sessions.of_number(number).ticket, failed)
+
+    def _grant(self) -> None:
+        """One step of the protocol: give slots to those who wait, and read into them."""
+        step = self.cache.step(self.model.tier.room)
+        for grant in step.grants:
+            self.model.tier.submit(grant)
+        self.sessions.ring(step.ring)
+
+    def _revoke_stalled(self) -> None:
+        for number in self.cache.stalled_clients(self.config.stall_deadline_ms):
+            session = self.sessions.of_number(number)
+            log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
+            session.revoked = True
+            self.cache.revoke(number)
+
+    # Handler of streamd.control
+
+    def attach(self, message: Attach) -> tuple[Attached, list[int]]:
+        model = self.model
+        if message.shards != [list(shard) for shard in model.index.fingerprints]:
+            raise ModelChanged(
+                f"{self.config.model} is not the file that the daemon has opened",
+                "restart the daemon",
+            )
+        session = self.sessions.prepare(message.pid)
+        try:
+            self.cache.attach(session.number, session.area)
+        except Exception:
+            session.close()
+            raise
+        self.sessions.add(session)
+        log.info("client %d has come (pid %d)", session.number, session.pid)
+        regions = (
+            model.table_region,
+            session.region,
+            model.tier.region,
+            model.resident_region,
+        )
+        attached = Attached(
+            client=session.number,
+            ticket=session.ticket,
+            n_layers=model.experts.n_layers,
+            n_experts=model.experts.n_experts,
+            align=model.plan.layout.align,
+            class_slot_counts=list(model.plan.layout.class_slot_counts),
+            wave_experts=list(model.plan.wave_experts),
+            arena_bytes=model.tier.region.size_bytes,
+            resident_bytes=model.resident_region.size_bytes,
+        )
+        return attached, [*(region.fd for region in regions), session.doorbell]
+
+    def detach(self, ticket: int) -> None:
+        session = self.sessions.remove(ticket)
+        if not session.revoked:
+            self.cache.detach(session.number)
+        session.close()
+        log.info("client %d has left (pid %d)", session.number, session.pid)
+        self._stop_if_orphaned()
+
+    def request(self, message: Message) -> Message | None:
+        match message:
+            case Fetch(ticket, section, layer, experts):
+                session = self.sessions.of_ticket(ticket)
+                self.cache.fetch(session.number, section, layer, experts)
+                return None
+            case StatsRequest():
+                return Stats(self.stats())
+            case Stop():
+                self.stopping = True
+                return Stopping(os.getpid())
+        raise RequestError(f"{type(message).__name__} is not a request")
+
+    def stats(self) -> dict[str, Any]:
+        host = host_tier_values(self.cache, self.model.plan.layout.total_bytes)
+        io = io_values(self.model.reader)
+        uptime_s = round(time.monotonic() - self._started_s, 3)
+        growing = {
+            "seconds": uptime_s,
+            **{name: host[name] for name in ("hits", "misses", "evictions")},
+            **{name: io[name] for name in ("bytes_read", "reads")},
+        }
+        return {
+            "name": self.config.daemon_name,
+            "model": str(self.config.model.resolve()),
+            "pid": os.getpid(),
+            "uptime_s": uptime_s,
+            "io": io,
+            "tiers": {"host": host, "gpu": NO_GPU_TIER},
+            "resident_bytes": self.model.resident_region.size_bytes,
+            "clients": client_values(self.cache, self.sessions),
+            "revocations": self.cache.counters.revocations,
+            "since_last": self._since_last.take(growing),
+        }
+
+    # Ending
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT end the main loop (and a load in progress) cleanly."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        log.info("%s: stopping", signal.Signals(signum).name)
+        self.stopping = True
+        os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
+
+    def watch_owner(self, fd: int) -> None:
+        """An embedded daemon ends once its owner has closed `fd` and no client is left."""
+        self._owner_fd = fd
+        self._control.watch(fd, self._owner_has_gone)
+
+    def _owner_has_gone(self) -> None:
+        assert self._owner_fd is not None
+        self._control.unwatch(self._owner_fd)
+        os.close(self._owner_fd)
+        self._owner_fd = -1
+        self._stop_if_orphaned()
+
+    def _stop_if_orphaned(self) -> None:
+        if self._owner_fd == -1 and not self.sessions:
+            self.stopping = True

@@ -1,0 +1,42 @@
+"""The host tier: the arena's memory, and reads of experts into its slots."""
+
+from shared.arena import PART_COUNT, ArenaLayout
+from shared.experts import ExpertIndex
+from streamd.cache import Grant
+from streamd.readers.reader import Reader
+from streamd.readers.slab_read import Extent, SlabRead
+from streamd.regions import Region
+
+# Completion keys of slab reads are slot numbers; see streamd/resident.py for the other kind.
+
+
+class HostTier:
+    def __init__(self, layout: ArenaLayout, experts: ExpertIndex, reader: Reader) -> None:
+        self.layout = layout
+        self.region = Region("streamd-slots", layout.total_bytes)
+        self._experts = experts
+        self._reader = reader
+        whole = memoryview(self.region.memory)
+        # One view a stretch, made once: engines may keep only the address of what they are given.
+        self._stretches = [
+            [whole[offset : offset + length] for offset, length in slot]
+            for slot in layout.stretches().tolist()
+        ]
+
+    @property
+    def room(self) -> int:
+        """How many grants can be submitted now."""
+        return self._reader.room
+
+    def submit(self, grant: Grant) -> None:
+        """Read an expert's gate, up and down into its slot's stretches."""
+        parts = self._experts.extents(grant.layer, grant.expert)
+        stretches = self._stretches[grant.slot]
+        extents = tuple(
+            Extent(parts[part].file_index, parts[part].offset, parts[part].length, stretches[part])
+            for part in range(PART_COUNT)
+        )
+        self._reader.submit(SlabRead(grant.slot, extents))
+
+    def close(self) -> None:
+        self.region.close()

@@ -1,0 +1,40 @@
+"""Which experts are worth keeping: LFU with ageing.
+
+An expert's heat is the number of times routers chose it, halved again and again as lookups go by,
+so that what was hot an hour ago makes room. Heat belongs to the expert, not to its slot: an expert
+that comes back finds the heat it left with.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+# Lookups after which a use counts half, in multiples of the number of experts. Long, because the
+# popularity of experts drifts slowly against the thousands of lookups of one answer.
+HALF_LIFE_ROUNDS = 32
+
+
+class LfuAgeing:
+    """Heat of `key_count` experts; pure arithmetic."""
+
+    def __init__(self, key_count: int) -> None:
+        self.heat: npt.NDArray[np.float32] = np.zeros(key_count, np.float32)
+        self._half_life_lookups = HALF_LIFE_ROUNDS * key_count
+        self._lookup_count = 0
+
+    def absorb(self, uses: npt.NDArray[np.uint32]) -> None:
+        """Count `uses` [key_count] new lookups of each expert."""
+        self.heat += uses
+        self._lookup_count += int(uses.sum())
+        while self._lookup_count >= self._half_life_lookups:
+            self._lookup_count -= self._half_life_lookups
+            self.heat *= np.float32(0.5)
+
+    def coldest(self, keys: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.intp]:
+        """Positions in `keys` of the `count` coldest, coldest first (ties: the earlier one)."""
+        heat = self.heat[keys]
+        if count < len(keys):
+            chosen = np.sort(np.argpartition(heat, count - 1)[:count])
+        else:
+            chosen = np.arange(len(keys))
+        ordered: npt.NDArray[np.intp] = chosen[np.argsort(heat[chosen], kind="stable")]
+        return ordered

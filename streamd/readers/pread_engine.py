@@ -1,0 +1,81 @@
+"""Plain preads on a pool of threads: works everywhere, costs a thread a read in flight."""
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from queue import SimpleQueue
+
+from streamd.readers.engine import DEPTH_MAX
+
+CLOSE_PATIENCE_S = 1.0
+
+Job = tuple[int, int, memoryview, int]  # token, descriptor, buffer, offset
+
+
+class PreadEngine:
+    name = "pread"
+
+    def __init__(self, depth: int) -> None:
+        assert 0 < depth <= DEPTH_MAX
+        self.depth = depth
+        self._in_flight: set[int] = set()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # never more than `depth`
+        self._ended: deque[tuple[int, int]] = deque()
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"pread-{index}", daemon=True)
+            for index in range(depth)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fileno(self) -> int:
+        return self._doorbell
+
+    def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
+        assert len(self._in_flight) < self.depth
+        assert token not in self._in_flight
+        self._in_flight.add(token)
+        self._jobs.put((token, fd, buffer, offset))
+
+    def flush(self) -> None:
+        """Nothing is ever held back."""
+
+    def reap(self) -> list[tuple[int, int]]:
+        # The bell is silenced before the results are taken: one that ends in between rings again.
+        try:
+            os.eventfd_read(self._doorbell)
+        except BlockingIOError:
+            return []
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._in_flight.difference_update(token for token, _ in ended)
+        return ended
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_PATIENCE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # A thread stuck in a dead disk still holds the bell's number: it must not become another's.
+        if not any(thread.is_alive() for thread in self._threads):
+            os.close(self._doorbell)
+
+    def _work(self) -> None:
+        while self._serve(self._jobs.get()):
+            pass
+
+    def _serve(self, job: Job | None) -> bool:
+        # A function of its own, so that an idle thread holds on to no buffer.
+        if job is None:
+            return False
+        token, fd, buffer, offset = job
+        try:
+            result = os.preadv(fd, [buffer], offset)
+        except OSError as error:
+            result = -(error.errno or errno.EIO)
+        self._ended.append((token, result))
+        os.eventfd_write(self._doorbell, 1)
+        return True

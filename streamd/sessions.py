@@ -1,0 +1,94 @@
+"""The attached clients: a number, a ticket, an area of memory and a doorbell each."""
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shared.errors import ClientRevoked, DaemonBusy
+from shared.residency import MAX_CLIENTS, ClientArea, TableShape
+from streamd.regions import AreaRegion
+
+# Tickets start somewhere else in every daemon, so that one from an earlier daemon is not known.
+_TICKET_START_BITS = 40
+_TICKET_STEP_BITS = 16
+
+
+@dataclass
+class Session:
+    """One attached client. `number` indexes the table's `revoked`; `ticket` is never used again."""
+
+    ticket: int
+    number: int
+    pid: int
+    region: AreaRegion
+    area: ClientArea
+    doorbell: int
+    revoked: bool = False
+
+    def ring(self) -> None:
+        os.eventfd_write(self.doorbell, 1)
+
+    def close(self) -> None:
+        self.region.close()
+        os.close(self.doorbell)
+
+
+class Sessions:
+    def __init__(self, shape: TableShape) -> None:
+        self._shape = shape
+        self._by_ticket: dict[int, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._next_ticket = secrets.randbits(_TICKET_START_BITS) << _TICKET_STEP_BITS
+
+    def __len__(self) -> int:
+        return len(self._by_ticket)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_ticket.values())
+
+    def prepare(self, pid: int) -> Session:
+        """A session with its resources, not registered yet; a StreamError if it gets none."""
+        number = next((n for n in range(MAX_CLIENTS) if n not in self._by_number), MAX_CLIENTS)
+        region = AreaRegion(self._shape.area_bytes)
+        area = ClientArea(region.memory, self._shape)
+        area.initialise()
+        try:
+            doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            region.close()
+            raise DaemonBusy(
+                f"no descriptor for one more client: {error.strerror}",
+                "raise the daemon's limit on open files (ulimit -n)",
+            ) from error
+        self._next_ticket += 1
+        return Session(self._next_ticket, number, pid, region, area, doorbell)
+
+    def add(self, session: Session) -> None:
+        self._by_ticket[session.ticket] = session
+        self._by_number[session.number] = session
+
+    def remove(self, ticket: int) -> Session:
+        session = self._by_ticket.pop(ticket)
+        del self._by_number[session.number]
+        return session
+
+    def of_ticket(self, ticket: int) -> Session:
+        """Raises ClientRevoked for a ticket that is not, or no longer, served."""
+        session = self._by_ticket.get(ticket)
+        if session is None or session.revoked:
+            raise ClientRevoked("the daemon does not know this client any more", "attach again")
+        return session
+
+    def of_number(self, number: int) -> Session:
+        return self._by_number[number]
+
+    def ring(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._by_number[number].ring()
+
+    def close(self) -> None:
+        for session in self:
+            session.close()
+        self._by_ticket.clear()
+        self._by_number.clear()

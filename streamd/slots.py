@@ -1,0 +1,140 @@
+"""The state of every slot of one size class, and the lists that make each move O(1).
+
+FREE --take--> READING --publish--> LIVE --retire--> LIMBO --reclaim--> FREE
+                  \\--give_back (the read failed)--------------------------^
+"""
+
+from collections import deque
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+NO_KEY = -1
+
+
+class SlotState(IntEnum):
+    FREE = 0
+    READING = 1
+    LIVE = 2
+    LIMBO = 3
+
+
+class ClassSlots:
+    """Slots `first .. first + count - 1`, all of one size.
+
+    wave_experts: the most experts of this class that one section may need.
+    expert_count: experts of this class; with a slot for each of them nothing is ever retired.
+    """
+
+    def __init__(self, first: int, count: int, expert_count: int, wave_experts: int) -> None:
+        self.first = first
+        self.count = count
+        self.wave_experts = wave_experts
+        self.holds_all = count >= expert_count
+        self.state: npt.NDArray[np.int8] = np.zeros(count, np.int8)
+        self.key: npt.NDArray[np.int32] = np.full(count, NO_KEY, np.int32)
+        self.pin_count: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        self.free = list(range(first + count - 1, first - 1, -1))
+        self.limbo: deque[tuple[int, int]] = deque(maxlen=count)
+        self.reading_count = 0
+        self.pinned_live_count = 0
+
+    def owns(self, slot: int) -> bool:
+        return self.first <= slot < self.first + self.count
+
+    @property
+    def retirable_count(self) -> int:
+        """FREE + LIMBO + what could be retired now."""
+        return self.count - self.reading_count - self.pinned_live_count
+
+    @property
+    def spare_count(self) -> int:
+        """FREE + LIMBO."""
+        return len(self.free) + len(self.limbo)
+
+    @property
+    def used_count(self) -> int:
+        return self.count - len(self.free)
+
+    def state_of(self, slot: int) -> SlotState:
+        return SlotState(self.state[slot - self.first])
+
+    def key_of(self, slot: int) -> int:
+        return int(self.key[slot - self.first])
+
+    def take(self, key: int) -> int:
+        slot = self.free.pop()
+        self._move(slot, SlotState.FREE, SlotState.READING)
+        self.key[slot - self.first] = key
+        self.reading_count += 1
+        return slot
+
+    def publish(self, slot: int) -> None:
+        self._move(slot, SlotState.READING, SlotState.LIVE)
+        self.reading_count -= 1
+        if self.pin_count[slot - self.first]:
+            self.pinned_live_count += 1
+
+    def give_back(self, slot: int) -> None:
+        assert not self.pin_count[slot - self.first], "a failed slot is unpinned first"
+        self._move(slot, SlotState.READING, SlotState.FREE)
+        self.reading_count -= 1
+        self.key[slot - self.first] = NO_KEY
+        self.free.append(slot)
+
+    def retire(self, slot: int, stamp: int) -> None:
+        assert not self.pin_count[slot - self.first], "a pinned slot is no victim"
+        self._move(slot, SlotState.LIVE, SlotState.LIMBO)
+        self.key[slot - self.first] = NO_KEY
+        self.limbo.append((stamp, slot))
+
+    def reclaim(self, oldest_epoch: int) -> None:
+        """LIMBO -> FREE for every slot that nobody who entered before its stamp can still read."""
+        while self.limbo and self.limbo[0][0] <= oldest_epoch:
+            _, slot = self.limbo.popleft()
+            self._move(slot, SlotState.LIMBO, SlotState.FREE)
+            self.free.append(slot)
+
+    def pin(self, slot: int) -> None:
+        index = slot - self.first
+        self.pin_count[index] += 1
+        if self.pin_count[index] == 1 and self.state[index] == SlotState.LIVE:
+            self.pinned_live_count += 1
+
+    def unpin(self, slot: int) -> None:
+        index = slot - self.first
+        self.pin_count[index] -= 1
+        assert self.pin_count[index] >= 0, f"slot {slot} unpinned twice"
+        if self.pin_count[index] == 0 and self.state[index] == SlotState.LIVE:
+            self.pinned_live_count -= 1
+
+    def evictable(self) -> npt.NDArray[np.int32]:
+        """Slot numbers that are LIVE and unpinned."""
+        indices = np.flatnonzero((self.state == SlotState.LIVE) & (self.pin_count == 0))
+        return (indices + self.first).astype(np.int32)
+
+    def is_evictable(self, slot: int) -> bool:
+        index = slot - self.first
+        return bool(self.state[index] == SlotState.LIVE and self.pin_count[index] == 0)
+
+    def _move(self, slot: int, before: SlotState, after: SlotState) -> None:
+        index = slot - self.first
+        assert self.state[index] == before, f"slot {slot} is {self.state_of(slot).name}"
+        self.state[index] = after
+
+    def check_integrity(self) -> None:
+        counts = {state: int((self.state == state).sum()) for state in SlotState}
+        assert counts[SlotState.FREE] == len(set(self.free)) == len(self.free)
+        limbo = [slot for _, slot in self.limbo]
+        assert counts[SlotState.LIMBO] == len(set(limbo)) == len(limbo)
+        assert counts[SlotState.READING] == self.reading_count
+        stamps = [stamp for stamp, _ in self.limbo]
+        assert stamps == sorted(stamps), "limbo is ordered by stamp"
+        named = (self.state == SlotState.READING) | (self.state == SlotState.LIVE)
+        assert bool(np.all((self.key != NO_KEY) == named)), "a slab's key lives as long as the slab"
+        assert len(set(self.key[named].tolist())) == int(named.sum()), "one slot an expert"
+        pinned_live = (self.state == SlotState.LIVE) & (self.pin_count > 0)
+        assert int(pinned_live.sum()) == self.pinned_live_count
+        unused = (self.state == SlotState.FREE) | (self.state == SlotState.LIMBO)
+        assert not bool(np.any(self.pin_count[unused])), "only slabs are pinned"

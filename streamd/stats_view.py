@@ -1,0 +1,51 @@
+"""`streamd stats` for people."""
+
+from typing import Any
+
+
+def render_stats(values: dict[str, Any]) -> str:
+    """A screenful: cumulative, and since somebody last asked."""
+    host, io, since = values["tiers"]["host"], values["io"], values["since_last"]
+    seconds = max(since["seconds"], 1e-9)
+    lines = [
+        f"{values['name']}  pid {values['pid']}  up {_duration(values['uptime_s'])}",
+        f"model     {values['model']}",
+        f"host      {host['slots_used']} of {host['slots']} slots, {_size(host['bytes'])},"
+        f" resident tensors {_size(values['resident_bytes'])}",
+        f"lookups   {_rate(host['hits'], host['misses'])}, {host['evictions']} evictions",
+        f"  last {_duration(since['seconds']):<6} {_rate(since['hits'], since['misses'])},"
+        f" {since['evictions']} evictions",
+        f"disk      {io['engine']}: {_size(io['bytes_read'])} in {io['reads']} reads,"
+        f" p50 {io['latency_ms_p50']:g} ms, p99 {io['latency_ms_p99']:g} ms",
+        f"  last {_duration(since['seconds']):<6} {_size(since['bytes_read'])},"
+        f" {since['bytes_read'] / seconds / 1e6:,.1f} MB/s",
+        f"clients   {len(values['clients'])}",
+    ]
+    for client in values["clients"]:
+        lines.append(
+            f"  {client['client']:<3} pid {client['pid']:<8} {client['tokens']} tokens,"
+            f" {_rate(client['hits'], client['misses'])}"
+        )
+    return "\n".join(lines)
+
+
+def _rate(hits: int, misses: int) -> str:
+    lookups = hits + misses
+    share = f"{100 * hits / lookups:.1f}%" if lookups else "-"
+    return f"{lookups} lookups, {share} hits"
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
