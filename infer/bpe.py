@@ -36,7 +36,7 @@ def unspell(token: str) -> bytes:
     try:
         return codecs.charmap_encode(token, "strict", _BYTE_OF)[0]
     except UnicodeEncodeError:
-        return token.encode()
+        return token.encode("utf-8", "surrogateescape")
 
 
 class BytePairEncoder:

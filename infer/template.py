@@ -12,54 +12,18 @@ from typing import Any
 import jinja2
 from jinja2 import ext, meta, nodes, parser, sandbox
 
+from infer.builtin_templates import builtin_template
 from infer.content_shield import ContentShield
 from infer.tokenizer import Tokenizer
 from shared.errors import MalformedModel, RequestError, UnsupportedModel
 
 MAX_TEMPLATE_CHARS = 1 << 20
-MAX_PROMPT_CHARS = 1 << 26
+MAX_PROMPT_CHARS = 1 << 24
 ROLES = ("system", "user", "assistant")
 
 # How templates name the wish for more or less thinking: a level, or a switch.
 _LEVEL_NAMES = ("reasoning_effort", "reasoning_mode")
 _SWITCH_NAMES = ("enable_thinking", "thinking")
-
-# For files without a template. `SUFFIX` is what the vocabulary puts behind its names.
-_HY3 = """\
-{{- bos_token -}}
-{%- for m in messages if m.role == 'system' %}{{ m.content }}{% endfor -%}
-{%- set effort = reasoning_effort | default('no_think') -%}
-{{- '<｜reasoning_modeSUFFIX｜>reasoning_effort:' + effort -}}
-{%- for m in messages -%}
-  {%- if m.role == 'user' -%}{{- '<｜hy_UserSUFFIX｜>' + m.content -}}
-  {%- elif m.role == 'assistant' -%}
-    {{- '<｜hy_AssistantSUFFIX｜><thinkSUFFIX></thinkSUFFIX>' + m.content + eos_token -}}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<｜hy_AssistantSUFFIX｜><thinkSUFFIX>' -}}
-  {%- if effort == 'no_think' %}{{ '</thinkSUFFIX>' }}{% endif -%}
-{%- endif -%}"""
-_HY3_TOKENS = (
-    "<｜hy_User{}｜>",
-    "<｜hy_Assistant{}｜>",
-    "<｜reasoning_mode{}｜>",
-    "<think{}>",
-    "</think{}>",
-)
-_HY3_SUFFIXES = (":opensource", "")
-
-_GLM = """\
-[gMASK]<sop>
-{%- for m in messages -%}
-  {%- if m.role == 'assistant' -%}{{- '<|assistant|></think>' + m.content.strip() -}}
-  {%- else -%}{{- '<|' + m.role + '|>' + m.content -}}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<|assistant|>' + ('<think>' if enable_thinking | default(true) else '</think>') -}}
-{%- endif -%}"""
-_GLM_TOKENS = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<think>", "</think>")
 
 
 class ChatTemplate:
@@ -102,7 +66,7 @@ class ChatTemplate:
         """
         source = metadata.get("tokenizer.chat_template")
         if source is None:
-            source = _builtin(tokenizer)
+            source = builtin_template(tokenizer)
         if not isinstance(source, str):
             raise MalformedModel("tokenizer.chat_template is not a string")
         return cls(tokenizer, source)
@@ -195,24 +159,6 @@ class ChatTemplate:
 
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self._tokenizer.token_text(token)
-
-
-def _builtin(tokenizer: Tokenizer) -> str:
-    """The template of the family whose role tokens are in the vocabulary."""
-
-    def has(texts: Sequence[str]) -> bool:
-        return all(tokenizer.token_id(text) is not None for text in texts)
-
-    for suffix in _HY3_SUFFIXES:
-        if has([text.format(suffix) for text in _HY3_TOKENS]):
-            return _HY3.replace("SUFFIX", suffix)
-    if has(_GLM_TOKENS):
-        return _GLM
-    raise UnsupportedModel(
-        "the file has no chat template (tokenizer.chat_template) and its vocabulary is that of no "
-        "family whose template is known",
-        "use plain completion, or a file converted with its template",
-    )
 
 
 def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:

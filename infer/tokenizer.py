@@ -34,9 +34,11 @@ class Tokenizer:
         self._types = vocabulary.types
         self._control_ids = vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)
         self._user_defined_ids = vocabulary.of_types(TokenType.USER_DEFINED)
+        self._special_ids = self._user_defined_ids | self._control_ids
         self._ids = vocabulary.ids.copy()
-        for text in self._control_ids:
-            self._ids.pop(text)  # merging plain text must never arrive at a control token
+        for text, token in self._control_ids.items():
+            if self._ids[text] == token:  # merging plain text must never arrive at it
+                del self._ids[text]
         cut = vocabulary.pre_tokenizer
         self._split = cut.split
         self._bpe = BytePairEncoder(vocabulary.merges, self._ids, cut.ignore_merges)
@@ -96,7 +98,7 @@ class Tokenizer:
         if kind == TokenType.NORMAL:
             return unspell(self._tokens[token])
         if kind == TokenType.USER_DEFINED or special:
-            return self._tokens[token].encode()
+            return self._tokens[token].encode("utf-8", "surrogateescape")
         return b""
 
     def _checked(self, token: int) -> int:
@@ -112,9 +114,7 @@ class Tokenizer:
         for match in pattern.finditer(text) if pattern else ():
             if match.start() > end:
                 yield text[end : match.start()]
-            token = self.token_id(match.group())
-            assert token is not None, "the pattern is made of tokens"
-            yield token
+            yield self._special_ids[match.group()]
             end = match.end()
         if end < len(text):
             yield text[end:]
@@ -123,7 +123,7 @@ class Tokenizer:
     # tokenized contains none.
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
-        return _any_of(self._control_ids | self._user_defined_ids)
+        return _any_of(self._special_ids)
 
     @cached_property
     def _user_defined(self) -> re.Pattern[str] | None:

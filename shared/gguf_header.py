@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shared.errors import MalformedModel, ModelChanged, ModelError, ReadFailed
 
 MAX_HEADER_BYTES = 128 << 20  # a real one with 150,000 tokens and 300,000 merges: 12 MB
-MAX_ARRAY_STRINGS = 1 << 22  # of all string arrays together
+MAX_ARRAY_STRINGS = 1 << 21  # of all string arrays together; real ones: up to 800,000
 READ_AHEAD_BYTES = 1 << 20
 WALK_WINDOW_BYTES = 1 << 16
 MAX_SHOWN_CHARS = 80
@@ -110,7 +110,7 @@ class HeaderReader:
         ]
 
     def _string_bounds(self, count: int) -> NDArray[np.int64]:
-        """Step over `count` strings: where each begins, and the end of the last; int64 [count + 1]."""
+        """Step over `count` strings; where each begins and the last ends, int64 [count + 1]."""
         if count > self._strings_left:
             raise self.malformed(f"more than {MAX_ARRAY_STRINGS:,} strings in arrays")
         self._strings_left -= count

@@ -112,8 +112,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
+    from shared.stats_view import render_stats  # noqa: PLC0415
     from streamd.ask import ask  # noqa: PLC0415
-    from streamd.stats_view import render_stats  # noqa: PLC0415
 
     answer = ask(find_daemon(arguments.name, arguments.model).name, StatsRequest())
     assert isinstance(answer, Stats)

@@ -14,29 +14,16 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-ALIGNMENT = 32
-
 # Where a block keeps its half-precision scale, its offset, and the ratio of the two that centres
-# the weights on zero (the mean of the quantised values).
+# the weights on zero (the mean of the quantised values). The others have the scale in front.
 _SCALE_FIELDS: dict[Type, tuple[int, int | None, float]] = {
-    Type.Q4_0: (0, None, 0),
     Type.Q4_1: (0, 2, -7.5),
-    Type.Q5_0: (0, None, 0),
     Type.Q5_1: (0, 2, -15.5),
-    Type.Q8_0: (0, None, 0),
     Type.Q2_K: (80, 82, 1.5),
     Type.Q3_K: (108, None, 0),
     Type.Q4_K: (0, 2, 7.5),
     Type.Q5_K: (0, 2, 15.5),
     Type.Q6_K: (208, None, 0),
-    Type.IQ2_XXS: (0, None, 0),
-    Type.IQ2_XS: (0, None, 0),
-    Type.IQ2_S: (0, None, 0),
-    Type.IQ3_XXS: (0, None, 0),
-    Type.IQ3_S: (0, None, 0),
-    Type.IQ1_S: (0, None, 0),
-    Type.IQ4_NL: (0, None, 0),
-    Type.IQ4_XS: (0, None, 0),
     Type.TQ1_0: (52, None, 0),
     Type.TQ2_0: (64, None, 0),
 }
@@ -47,7 +34,7 @@ def random_blocks(
 ) -> np.ndarray:
     """Random valid blocks of any type that gguf.quants dequantises: uint8 [rows, row bytes].
 
-    The weights have about the standard deviation `std`, and a mean near zero.
+    The weights have about the standard deviation `std`; their mean is near zero (TQ2_0: std / 3).
     """
     kind = Type(type_id)
     if kind in (Type.F32, Type.F16, Type.BF16):
@@ -58,19 +45,14 @@ def random_blocks(
     if kind == Type.TQ2_0:  # of the two-bit codes, 3 is none: the weights are -1, 0 and 1
         blocks[:, :64] &= ~(blocks[:, :64] >> 1 & 0x55)
     _set_scale(blocks, kind, 1.0)
-    unit_std = float(gguf.quants.dequantize(blocks, kind).std())
+    unit_std = float(gguf.quants.dequantize(blocks[:256], kind).std())
     _set_scale(blocks, kind, std / unit_std)
     return blocks.reshape(rows, -1)
 
 
 def _set_scale(blocks: np.ndarray, kind: Type, scale: float) -> None:
     """Write the blocks' scale, as near to `scale` as the type can express."""
-    if kind in _SCALE_FIELDS:
-        scale_at, offset_at, ratio = _SCALE_FIELDS[kind]
-        blocks[:, scale_at : scale_at + 2] = _half_bytes(scale)
-        if offset_at is not None:
-            blocks[:, offset_at : offset_at + 2] = _half_bytes(scale * ratio)
-    elif kind == Type.MXFP4:  # byte 0: exponent, biased by 127, of twice the scale
+    if kind == Type.MXFP4:  # byte 0: exponent, biased by 127, of twice the scale
         blocks[:, 0] = 128 + round(np.log2(scale))
     elif kind == Type.NVFP4:  # bytes 0-3: unsigned e4m3 (bias 7), mantissa 0
         blocks[:, :4] = np.clip(7 + round(np.log2(scale)), 1, 15) << 3
@@ -79,7 +61,10 @@ def _set_scale(blocks: np.ndarray, kind: Type, scale: float) -> None:
         tops = blocks[:, 49:56:2]
         tops[:] = tops & 15 | (nibbles << 4).astype(np.uint8)
     else:
-        raise ValueError(f"no random blocks for {kind.name}")
+        scale_at, offset_at, ratio = _SCALE_FIELDS.get(kind, (0, None, 0))
+        blocks[:, scale_at : scale_at + 2] = _half_bytes(scale)
+        if offset_at is not None:
+            blocks[:, offset_at : offset_at + 2] = _half_bytes(scale * ratio)
 
 
 def _half_bytes(value: float) -> np.ndarray:
@@ -123,7 +108,7 @@ class TinyModel:
     metadata: dict[str, Any]
     tensors: dict[str, TinyTensor]
 
-    def write(self, path: Path, *, alignment: int = ALIGNMENT, shard_tensors: int = 0) -> Path:
+    def write(self, path: Path, *, alignment: int = 32, shard_tensors: int = 0) -> Path:
         """Write `path`, or shards of at most `shard_tensors` tensors; returns the first file."""
         writer = gguf.GGUFWriter(path, self.architecture, split_max_tensors=shard_tensors)
         writer.add_custom_alignment(alignment)
@@ -197,7 +182,7 @@ def hy3_model(**knobs: Any) -> TinyModel:
     for layer in range(shape.n_layers + shape.mtp):
         block = _attention(rng, shape)
         if layer < shape.dense_layers:
-            block |= _dense_ffn(rng, shape)
+            block |= _dense_ffn(rng, shape, shape.dense_width)
         else:
             types = shape.layer_expert_types.get(layer, shape.expert_types)
             block |= _moe_ffn(rng, shape, types)
@@ -262,9 +247,8 @@ def _attention(rng: np.random.Generator, shape: Hy3Shape) -> dict[str, TinyTenso
 
 
 def _dense_ffn(
-    rng: np.random.Generator, shape: Hy3Shape, suffix: str = "", inner: int | None = None
+    rng: np.random.Generator, shape: Hy3Shape, inner: int, suffix: str = ""
 ) -> dict[str, TinyTensor]:
-    inner = inner or shape.dense_width
     return {
         f"ffn_gate{suffix}.weight": _matrix(rng, shape, shape.width, inner),
         f"ffn_up{suffix}.weight": _matrix(rng, shape, shape.width, inner),
@@ -283,7 +267,7 @@ def _moe_ffn(
         "ffn_gate_exps.weight": _matrix(rng, shape, wide, narrow, experts, type_id=gate),
         "ffn_up_exps.weight": _matrix(rng, shape, wide, narrow, experts, type_id=up),
         "ffn_down_exps.weight": _matrix(rng, shape, narrow, wide, experts, type_id=down),
-    } | _dense_ffn(rng, shape, "_shexp", narrow)
+    } | _dense_ffn(rng, shape, narrow, "_shexp")
 
 
 def tokenizer_metadata(vocab_count: int) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def best_seconds(action: Callable[[], object], repeats: int) -> float:
 
 def import_seconds(module: str) -> float:
     command = [sys.executable, "-c", IMPORT_SNIPPET.format(module)]
-    return min(float(subprocess.check_output(command)) for _ in range(3))
+    return min(float(subprocess.check_output(command)) for _ in range(7))
 
 
 def main() -> None:

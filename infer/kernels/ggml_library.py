@@ -79,6 +79,20 @@ class TypeFunctions:
     to_float: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActivationFormat:
+    """Blocks as ggml has them in memory: its Q8_1 is smaller than the file format's."""
+
+    from_float: int
+    block_weights: int
+    block_bytes: int
+
+    def row_bytes(self, columns: int) -> int:
+        blocks, rest = divmod(columns, self.block_weights)
+        assert rest == 0
+        return blocks * self.block_bytes
+
+
 class GgmlLibrary:
     """`version` is ggml's own, such as "0.20.2"."""
 
@@ -114,21 +128,12 @@ class GgmlLibrary:
             "use a file of another quantisation",
         )
 
-    def from_float(self, activation_type: int) -> int:
-        """The address that converts activations; 0 for F32, which needs no conversion."""
-        if activation_type == TensorType.F32:
-            return 0
-        return self._cpu.ggml_get_type_traits_cpu(activation_type).contents.from_float or 0
-
-    def activation_bytes(self, activation_type: int, columns: int) -> int:
-        """Bytes of one row of activations.
-
-        Asked of ggml, as its Q8_1 in memory is smaller than the Q8_1 of the file format.
-        """
-        traits = self._base.ggml_get_type_traits(activation_type).contents
-        blocks, rest = divmod(columns, traits.block_weights)
-        assert rest == 0
-        return blocks * traits.block_bytes
+    def activation_format(self, activation_type: int) -> ActivationFormat:
+        """The format behind a `vec_dot_type`."""
+        base = self._base.ggml_get_type_traits(activation_type).contents
+        cpu = self._cpu.ggml_get_type_traits_cpu(activation_type).contents
+        assert cpu.from_float
+        return ActivationFormat(cpu.from_float, base.block_weights, base.block_bytes)
 
     def _require_instructions(self, host: Mapping[str, bool]) -> None:
         for name, feature in _INSTRUCTION_SETS.items():
@@ -161,11 +166,11 @@ class GgmlLibrary:
 
     def _dot(self, type_id: int, row: np.ndarray, x: np.ndarray) -> float:
         functions = self.functions(type_id)
-        size = self.activation_bytes(functions.vec_dot_type, len(x))
-        activations = (ctypes.c_uint8 * size)()
+        form = self.activation_format(functions.vec_dot_type)
+        activations = (ctypes.c_uint8 * form.row_bytes(len(x)))()
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
-        convert = ctypes.CFUNCTYPE(None, pointer, pointer, whole)
-        convert(self.from_float(functions.vec_dot_type))(x.ctypes.data, activations, len(x))
+        convert = ctypes.CFUNCTYPE(None, pointer, pointer, whole)(form.from_float)
+        convert(x.ctypes.data, activations, len(x))
         result = ctypes.c_float()
         dot = ctypes.CFUNCTYPE(
             None, ctypes.c_int, pointer, whole, pointer, whole, pointer, whole, ctypes.c_int

@@ -1,48 +1,69 @@
 """The records through which Python tells compiled workers what to do.
 
-Each is a ctypes.Structure of eight-byte fields that Python fills by name, and the numba record of
-the same layout. Fields are addresses, sizes in bytes or counts, int64 unless listed as reals.
-Every job starts with the header
+A record is a ctypes.Structure of eight-byte fields that Python fills by name, and the numpy dtype of
+the same layout for compiled code. Fields are addresses, sizes in bytes or counts (int64), or reals
+(float64). Every job starts with this header:
 
-    next_item     the next item to be worked on, taken atomically
-    next_thread   how many threads have come so far, taken atomically
-    items         how many there are
+    next_item           the next item to work on, taken atomically by the threads
+    next_thread         how many threads have come so far, counted atomically
+    items               how many items there are
     launcher, threads   the team (`infer.kernels.thread_team`)
+
+Threads take the next item when they are done with one, so that a slow core takes fewer of them.
+Which thread computes an item never changes its bits.
 """
 
 import ctypes
+from typing import Any
 
-import numba
 import numpy as np
-from numba import types
+from numba import carray
 
-HEADER_FIELDS = ("next_item", "next_thread", "items", "launcher", "threads")
-NEXT_ITEM, NEXT_THREAD = 0, 1
+from infer.kernels.numba_cache import inner, kernel
+from infer.kernels.numba_calls import add_one, at, call_team, call_worker
+from infer.kernels.thread_team import ThreadTeam
 
-
-class Task(ctypes.Structure):
-    """One matrix times `count` rows: outputs[output_rows[i]] = W inputs[input_rows[i]].
-
-    The task's items are first_item up to end_item, `item_rows` rows of W each. Where `to_float` is
-    not 0, weights are dequantised into the thread's tile before vec_dot sees them.
-    """
-
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("first_item", "end_item", "item_rows"),
-            *("weights", "weight_stride", "rows", "columns", "vec_dot", "to_float"),
-            *("inputs", "input_stride", "input_rows"),
-            *("outputs", "output_stride", "output_rows", "count"),
-        )
-    )
+_HEADER = "next_item next_thread items launcher threads"
 
 
-def _job(name: str, integers: str, reals: str = "") -> type[ctypes.Structure]:
-    fields = [(field, ctypes.c_int64) for field in (*HEADER_FIELDS, *integers.split())]
+def structure(name: str, integers: str, reals: str = "") -> Any:
+    """A ctypes.Structure with these fields, in this order."""
+    fields = [(field, ctypes.c_int64) for field in integers.split()]
     fields += [(field, ctypes.c_double) for field in reals.split()]
-    return type(name, (ctypes.Structure,), {"_fields_": tuple(fields)})
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-def record(structure: type[ctypes.Structure]) -> types.Record:
-    return numba.from_dtype(np.dtype(structure))
+def job_structure(name: str, integers: str, reals: str = "") -> Any:
+    return structure(name, f"{_HEADER} {integers}", reals)
+
+
+def prepared_job(kind: Any, team: ThreadTeam) -> Any:
+    """An empty job for this team; attribute `at` is its address."""
+    job = kind(launcher=team.launcher, threads=team.threads)
+    job.at = ctypes.addressof(job)
+    return job
+
+
+@inner
+def take_item(data):
+    return add_one(data, 0)
+
+
+@inner
+def take_thread(data):
+    return add_one(data, 1)
+
+
+HEADER_DTYPE = np.dtype(structure("Header", _HEADER))
+
+
+@kernel("void(int64, int64)")
+def run(job, worker):
+    """Work off the items of the job at this address; one item, or one thread, needs no team."""
+    header = carray(at(job), 1, HEADER_DTYPE)[0]
+    header.next_item = 0
+    header.next_thread = 0
+    if header.items == 1 or header.threads == 1:
+        call_worker(worker, job)
+    else:
+        call_team(header.launcher, worker, job, header.threads)

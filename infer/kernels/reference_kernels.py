@@ -57,7 +57,9 @@ class ReferenceKernels:
         top_k = out.shape[1]
         rows = out.view(-1, shape.d_model)
         pairs = torch.from_numpy(batch.pairs).long().to(self._device)
-        for index, (gate, up, down) in enumerate(zip(batch.gate, batch.up, batch.down, strict=True)):
+        for index, (gate, up, down) in enumerate(
+            zip(batch.gate, batch.up, batch.down, strict=True)
+        ):
             mine = pairs[batch.group_start[index] : batch.group_start[index + 1]]
             rows[mine] = self.swiglu(
                 x[mine // top_k],

@@ -1,4 +1,4 @@
-"""`streamd stats` for people."""
+"""The daemon's statistics for people: `streamd stats`, and /stats in the chat."""
 
 from typing import Any
 

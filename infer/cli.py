@@ -1,0 +1,118 @@
+"""The `infer` command."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from infer.config import ChatConfig, ModelConfig
+from infer.session import Session
+from shared.command import run_command
+from shared.options import add_options, build, given
+
+
+def main() -> int:
+    return run_command("infer", lambda: _run(sys.argv[1:]))
+
+
+def _run(words: list[str]) -> int:
+    arguments = _parser().parse_args(words)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="infer",
+        description="Talks to a mixture-of-experts model whose experts streamd streams from disk.",
+        epilog="Without a daemon that serves --model, a command starts one for itself.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_chat(commands)
+    _add_measurements(commands)
+    _add_looks(commands)
+    return parser
+
+
+def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    chat = commands.add_parser("chat", help="talk to a model")
+    add_options(chat, ChatConfig)
+    chat.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit")
+    chat.set_defaults(run=_chat)
+
+
+def _add_measurements(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    logits = commands.add_parser("logits", help="logits of given tokens, for scripts")
+    logits.add_argument("--tokens", required=True, metavar="1,2,3", help="token ids")
+    logits.add_argument(
+        "--out", required=True, type=Path, metavar="FILE.npy", help="float32 [n, vocab]"
+    )
+    logits.add_argument(
+        "--dump", type=Path, metavar="FILE.npz", help="hidden states and routing as well"
+    )
+    perplexity = commands.add_parser("perplexity", help="mean negative log-likelihood of a text")
+    perplexity.add_argument("--file", required=True, type=Path, metavar="FILE.txt", help="UTF-8")
+    bench = commands.add_parser("bench", help="tokens per second")
+    bench.add_argument("-p", "--prompt", type=_positive, default=128, metavar="N", help="tokens")
+    bench.add_argument("-n", "--decode", type=_positive, default=128, metavar="N", help="tokens")
+    bench.add_argument(
+        "--warmup", type=int, default=1, metavar="N", help="unmeasured rounds before (default 1)"
+    )
+    for command, name in ((logits, "logits"), (perplexity, "perplexity"), (bench, "bench")):
+        add_options(command, ModelConfig)
+        command.set_defaults(run=_measure, measurement=name)
+    for command in (perplexity, bench):
+        command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_looks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    tokenize = commands.add_parser("tokenize", help="a text's token ids")
+    tokenize.add_argument("text", metavar="TEXT")
+    tokenize.add_argument("--model", type=Path, help="the GGUF file")
+    tokenize.add_argument("--name", help="the daemon whose model is meant")
+    tokenize.add_argument(
+        "--special", action="store_true", help="control tokens in the text are recognised"
+    )
+    tokenize.set_defaults(run=_tokenize)
+    inspect = commands.add_parser("inspect", help="what a GGUF file holds")
+    inspect.add_argument("file", type=Path, metavar="FILE.gguf")
+    inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect.set_defaults(run=_inspect)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("give 1 or more")
+    return value
+
+
+# Imports are made where they are used: numba and torch take a second that `--help` need not wait.
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    config = build(ChatConfig, [("command line", given(arguments, ChatConfig))])
+    with Session(config) as session:
+        from infer.repl import chat  # noqa: PLC0415
+
+        return chat(session, config, arguments.prompt)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    config = build(ModelConfig, [("command line", given(arguments, ModelConfig))])
+    with Session(config) as session:
+        from infer.commands import measure  # noqa: PLC0415
+
+        code: int = getattr(measure, arguments.measurement)(arguments, session)
+    return code
+
+
+def _tokenize(arguments: argparse.Namespace) -> int:
+    from infer.commands import look  # noqa: PLC0415
+
+    return look.tokenize(arguments)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from infer.commands import look  # noqa: PLC0415
+
+    return look.inspect(arguments)

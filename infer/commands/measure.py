@@ -1,0 +1,140 @@
+"""`infer logits`, `infer perplexity` and `infer bench`: the model's numbers, for scripts."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infer.session import Session
+from shared.errors import ConfigError, RequestError
+
+# Something to compute on; what it says does not matter.
+BENCH_TEXT = (
+    "The river rises in the hills, runs past the mill and the old town, and reaches the sea where"
+    " the fishermen keep their boats. In spring it carries snow water, in summer one can walk"
+    " across. Who owns the bridge? Nobody knows; the toll was given up a hundred years ago. "
+)
+
+
+def logits(arguments: argparse.Namespace, session: Session) -> int:
+    """float32 [n, vocab] to a .npy file, and what was computed on the way to a .npz."""
+    ids = _token_list(arguments.tokens)
+    taken: dict[str, list[npt.NDArray[np.generic]]] = {}
+
+    def tap(name: str, values: torch.Tensor) -> None:
+        taken.setdefault(name, []).append(values.numpy().copy())
+
+    rows = session.engine.logits(ids, tap if arguments.dump else None)
+    _save(arguments.out, lambda path: np.save(path, rows))
+    if arguments.dump:
+        whole = {name: np.concatenate(parts) for name, parts in taken.items()}
+        _save(arguments.dump, lambda path: np.savez(path, **whole))
+    return 0
+
+
+def perplexity(arguments: argparse.Namespace, session: Session) -> int:
+    """Mean negative log-likelihood of a text, BOS in front where the vocabulary has one."""
+    try:
+        text = arguments.file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {arguments.file}: {error}", "check --file") from error
+    tokenizer = session.tokenizer
+    ids = tokenizer.encode(text)
+    if tokenizer.bos_id is not None:
+        ids.insert(0, tokenizer.bos_id)
+    if len(ids) < 2:
+        raise RequestError("the text has no token to predict", "give a longer one")
+    total = _negative_log_likelihood(session, ids)
+    result = {"tokens": len(ids), "mean_nll": total / (len(ids) - 1)}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        mean = result["mean_nll"]
+        print(f"{len(ids)} tokens, mean nll {mean:.5f}, perplexity {np.exp(mean):.3f}")
+    return 0
+
+
+def _negative_log_likelihood(session: Session, ids: list[int]) -> float:
+    """Of ids[1:], in windows of the context: a window's first token is predicted from one alone."""
+    engine = session.engine
+    total = 0.0
+    window = engine.kv.context
+    started_s = shown_s = time.monotonic()
+    for first in range(0, len(ids) - 1, window):
+        engine.kv.truncate(0)
+        inputs, targets = ids[first : first + window], ids[first + 1 : first + window + 1]
+        rows = torch.from_numpy(engine.logits(inputs)[: len(targets)]).double()
+        chosen = torch.log_softmax(rows, -1).gather(1, torch.tensor(targets)[:, None])
+        total -= float(chosen.sum())
+        now_s = time.monotonic()
+        if now_s - shown_s > 1 and sys.stderr.isatty():
+            shown_s = now_s
+            done = min(first + window, len(ids))
+            print(
+                f"\r{done} of {len(ids)} tokens, {now_s - started_s:.0f} s", end="", file=sys.stderr
+            )
+    return total
+
+
+def bench(arguments: argparse.Namespace, session: Session) -> int:
+    """Tokens per second by the wall clock: prompt, then greedy decode without a stop."""
+    engine = session.engine
+    text_ids = session.tokenizer.encode(BENCH_TEXT)
+    prompt = (text_ids * (arguments.prompt // len(text_ids) + 1))[: arguments.prompt]
+    engine.kv.make_room(arguments.prompt + arguments.decode)
+    prefill_s = decode_s = 0.0
+    for _ in range(1 + arguments.warmup):
+        before = engine.client.stats()
+        engine.kv.truncate(0)
+        started_s = time.perf_counter()
+        row = engine.extend(prompt)
+        prefill_s = time.perf_counter() - started_s
+        started_s = time.perf_counter()
+        for _ in range(arguments.decode):
+            row = engine.extend([int(row.argmax())])
+        decode_s = time.perf_counter() - started_s
+    after = engine.client.stats()
+    host = {
+        name: after["tiers"]["host"][name] - before["tiers"]["host"][name]
+        for name in ("hits", "misses", "evictions")
+    }
+    result = {
+        "prefill_tps": arguments.prompt / prefill_s,
+        "decode_tps": arguments.decode / decode_s,
+        "startup_s": session.startup_s,
+        "prefill_tokens": arguments.prompt,
+        "decode_tokens": arguments.decode,
+        "bytes_read": after["io"]["bytes_read"] - before["io"]["bytes_read"],
+        **host,
+    }
+    if arguments.json:
+        print(json.dumps(result))
+        return 0
+    lookups = host["hits"] + host["misses"]
+    print(f"prefill  {result['prefill_tps']:9.1f} t/s  ({arguments.prompt} tokens)")
+    print(f"decode   {result['decode_tps']:9.1f} t/s  ({arguments.decode} tokens)")
+    print(f"startup  {session.startup_s:9.2f} s")
+    print(f"experts  {100 * host['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits")
+    return 0
+
+
+def _token_list(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise RequestError(f"--tokens {text!r} is no list", "give ids such as 1,2,3") from error
+
+
+def _save(path: Path, write: Callable[[Path], None]) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", "choose another file"
+        ) from error

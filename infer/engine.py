@@ -1,0 +1,95 @@
+"""The engine: one model, one sequence. Prompt in, logits out, a token at a time or in chunks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infer.blocks.moe import Tap
+from infer.client import SlotClient
+from infer.config import DEFAULT_CONTEXT, ModelConfig
+from infer.families import Parts, family_of
+from infer.kernels import choose_kernels
+from infer.kv_cache import KvCache
+from infer.weights import Weights
+from shared.errors import ConfigError, RequestError
+from shared.experts import ExpertIndex
+from shared.gguf_index import GgufIndex
+
+
+class Engine:
+    """Attached to the daemon `name`, which serves the file of `index`."""
+
+    def __init__(self, index: GgufIndex, name: str, config: ModelConfig) -> None:
+        family = family_of(index)
+        self.shape = family.read_shape(index)
+        self.exact = config.exact
+        self._chunk = config.chunk
+        context = _context(config.ctx, self.shape.context_length)
+        experts = ExpertIndex.from_gguf(index)
+        self.client = SlotClient(name, index, experts)
+        try:
+            mapping = self.client.mapping
+            kernels = choose_kernels(config.threads or None)
+            weights = Weights(index, mapping.attached.align, mapping.resident_address, mapping)
+            parts = Parts(index, experts, weights, kernels, self.client, context)
+            self.model = family.build(parts)
+            self.kv = KvCache(
+                self.shape.n_layers,
+                context,
+                self.shape.kv_heads,
+                self.shape.head_dim,
+                self.exact,
+                torch.device("cpu"),
+            )
+        except BaseException:
+            self.client.close()
+            raise
+
+    def close(self) -> None:
+        self.client.close()
+
+    def extend(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Compute `ids` behind what the KV cache holds; the last one's logits [vocab].
+
+        RequestError for ids that do not exist or do not fit the context; nothing has changed then.
+        """
+        return self._run(ids, last_only=True)[-1][-1]
+
+    def logits(self, ids: Sequence[int], tap: Tap | None = None) -> npt.NDArray[np.float32]:
+        """As `extend`, with the logits of all of them: float32 [n, vocab]."""
+        return np.concatenate(self._run(ids, last_only=False, tap=tap))
+
+    def _run(
+        self, ids: Sequence[int], last_only: bool, tap: Tap | None = None
+    ) -> list[npt.NDArray[np.float32]]:
+        self._check(ids)
+        rows = []
+        with torch.inference_mode():
+            for first in range(0, len(ids), self._chunk):
+                chunk = torch.tensor(ids[first : first + self._chunk], dtype=torch.int64)
+                logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap)
+                self.client.mapping.area.count_tokens(len(chunk))
+                rows.append(logits.numpy())
+        return rows
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("there is no token to compute", "give at least one")
+        for token in ids:
+            if not 0 <= token < self.shape.vocab_size:
+                raise RequestError(
+                    f"token {token} is not in the vocabulary",
+                    f"tokens are 0 to {self.shape.vocab_size - 1}",
+                )
+        self.kv.make_room(len(ids))
+
+
+def _context(wanted: int, longest: int) -> int:
+    if wanted > longest:
+        raise ConfigError(
+            f"--ctx {wanted} is more than the model's context of {longest}",
+            f"give {longest} or less",
+        )
+    return wanted or min(longest, DEFAULT_CONTEXT)

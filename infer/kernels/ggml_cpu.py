@@ -1,0 +1,100 @@
+"""`Kernels` for the CPU: ggml's functions in compiled loops over torch's threads.
+
+Importing this module compiles the loops, or loads them from the cache of an earlier run.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infer.kernels import ggml_library
+from infer.kernels.ggml_activations import Activations
+from infer.kernels.ggml_attention import GgmlAttention
+from infer.kernels.ggml_experts import GgmlExperts
+from infer.kernels.ggml_linear import GgmlGroup, GgmlLinear
+from infer.kernels.ggml_rows import GgmlRows
+from infer.kernels.interface import ExpertBatch, ExpertFormat
+from infer.kernels.matmul_tasks import Matmul
+from infer.kernels.quant_matrix import QuantMatrix
+from infer.kernels.scratch import KernelBounds, Scratch
+from infer.kernels.thread_team import thread_team
+
+
+class GgmlKernels:
+    """Methods are described in `interface.Kernels`; tensors are on the CPU.
+
+    Nothing is allocated in a call but its result. The default arithmetic quantises activations to
+    8 bit (16 bit beside 16-bit weights, none beside F32); `exact` dequantises weights instead. Bits
+    depend on neither the threads nor what else is in a call.
+    """
+
+    def __init__(self, bounds: KernelBounds, threads: int | None = None) -> None:
+        """For calls within `bounds`; `threads` by default as many as there are processors.
+
+        ConfigError where ggml's library cannot be used on this machine.
+        """
+        library = ggml_library.load()
+        team = thread_team(threads)
+        scratch = Scratch()
+        activations = Activations(library, team, scratch, bounds.tokens * bounds.columns)
+        matmul = Matmul(team, scratch, max(bounds.columns, bounds.expert_columns))
+        self.threads = team.threads
+        self._scratch = scratch
+        self._linear = GgmlLinear(library, activations, matmul, scratch, bounds)
+        self._experts = GgmlExperts(library, team, activations, matmul, scratch, bounds)
+        self._rows = GgmlRows(library, team, scratch, bounds)
+        self._attention = GgmlAttention(library, team, scratch, bounds)
+
+    def group(self, matrices: Sequence[QuantMatrix]) -> GgmlGroup:
+        return self._linear.group(matrices)
+
+    def linear(
+        self,
+        x: Tensor,
+        group: GgmlGroup,
+        exact: bool = False,
+        out: Sequence[Tensor] | None = None,
+    ) -> Sequence[Tensor]:
+        return self._linear(x, group, exact, out)
+
+    def experts(self, x: Tensor, batch: ExpertBatch, out: Tensor, exact: bool = False) -> Tensor:
+        self._experts(x, batch, out, exact)
+        return out
+
+    def swiglu(
+        self, x: Tensor, gate: QuantMatrix, up: QuantMatrix, down: QuantMatrix, exact: bool = False
+    ) -> Tensor:
+        tokens = len(x)
+        batch = ExpertBatch(
+            ExpertFormat(gate.type_id, up.type_id, down.type_id, gate.columns, gate.rows),
+            self._experts.every_pair[:tokens],
+            np.array((0, tokens), np.int32),
+            *(np.array((matrix.address,), np.int64) for matrix in (gate, up, down)),
+        )
+        out = torch.empty((tokens, 1, down.rows))
+        self._experts(x, batch, out, exact)
+        return out.view(tokens, down.rows)
+
+    def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:
+        return self._rows.embed(matrix, ids)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+        return self._rows.rms_norm(x, weight, eps, out)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, start: int) -> None:
+        self._rows.rope(x, cos, sin, start)
+
+    def attention(
+        self, q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float
+    ) -> Tensor:
+        return self._attention(q, keys, values, start, scale)
+
+    def route_sigmoid(
+        self, logits: Tensor, bias: Tensor | None, top_k: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._rows.route_sigmoid(logits, bias, top_k, scale)
+
+    def weighted_sum(self, rows: Tensor, weights: Tensor, shared: Tensor | None) -> Tensor:
+        return self._rows.weighted_sum(rows, weights, shared)

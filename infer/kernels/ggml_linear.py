@@ -1,0 +1,111 @@
+"""Products of some inputs with a group of matrices, in one parallel region."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from infer.kernels.compiled_matmul import Task
+from infer.kernels.ggml_activations import Activations
+from infer.kernels.ggml_library import GgmlLibrary
+from infer.kernels.matmul_tasks import Matmul, activation_type, item_rows, task_template
+from infer.kernels.quant_matrix import QuantMatrix
+from infer.kernels.scratch import KernelBounds, Scratch, address_of
+from shared.quants import TensorType
+
+MAX_GROUP_MATRICES = 8
+
+
+class _Variant:
+    """A group's tasks in one arithmetic; `kinds` are the formats of their inputs."""
+
+    def __init__(self, tasks: Sequence[Task], kinds: Sequence[int]) -> None:
+        self._array = (Task * len(tasks))(*tasks)
+        self.at = ctypes.addressof(self._array)
+        self.tasks = list(self._array)
+        self.on_floats = [task for task in self.tasks if task.inputs == 0]
+        self.conversions = sorted({*kinds} - {int(TensorType.F32)})
+        self.items = 0
+        self._inputs = 0
+
+    def plan(self, inputs: int) -> None:
+        """Number the items for this many inputs."""
+        if inputs == self._inputs:
+            return
+        self._inputs, self.items = inputs, 0
+        for task in self.tasks:
+            task.count = inputs
+            task.item_rows = item_rows(task.columns, inputs)
+            task.first_item = self.items
+            self.items += -(-task.rows // task.item_rows)
+            task.end_item = self.items
+
+
+class GgmlGroup:
+    """What `GgmlLinear.group` prepares."""
+
+    def __init__(
+        self, matrices: tuple[QuantMatrix, ...], default: _Variant, exact: _Variant
+    ) -> None:
+        self.matrices = matrices
+        self.columns = matrices[0].columns
+        self.default = default
+        self.exact = exact
+
+
+class GgmlLinear:
+    def __init__(
+        self,
+        library: GgmlLibrary,
+        activations: Activations,
+        matmul: Matmul,
+        scratch: Scratch,
+        bounds: KernelBounds,
+    ) -> None:
+        self._library = library
+        self._activations = activations
+        self._matmul = matmul
+        self._bounds = bounds
+        self._every_row = scratch.reserve(4 * bounds.tokens)
+        rows = (ctypes.c_int32 * bounds.tokens).from_address(self._every_row)
+        rows[:] = range(bounds.tokens)
+
+    def group(self, matrices: Sequence[QuantMatrix]) -> GgmlGroup:
+        assert 1 <= len(matrices) <= MAX_GROUP_MATRICES
+        assert len({matrix.columns for matrix in matrices}) == 1
+        assert matrices[0].columns <= self._bounds.columns
+        kept = tuple(matrices)
+        return GgmlGroup(kept, self._variant(kept, False), self._variant(kept, True))
+
+    def _variant(self, matrices: tuple[QuantMatrix, ...], exact: bool) -> _Variant:
+        kinds = [activation_type(self._library, m.type_id, exact) for m in matrices]
+        return _Variant([self._task(m, exact) for m in matrices], kinds)
+
+    def _task(self, matrix: QuantMatrix, exact: bool) -> Task:
+        task = task_template(
+            self._library, self._activations, matrix.type_id, matrix.rows, matrix.columns, exact
+        )
+        task.weights = matrix.address
+        task.input_rows = task.output_rows = self._every_row
+        return task
+
+    def __call__(
+        self, x: Tensor, group: GgmlGroup, exact: bool, out: Sequence[Tensor] | None
+    ) -> Sequence[Tensor]:
+        inputs, columns = x.shape
+        assert columns == group.columns
+        assert inputs <= self._bounds.tokens
+        source = address_of(x)
+        if out is None:
+            out = [torch.empty((inputs, matrix.rows)) for matrix in group.matrices]
+        variant = group.exact if exact else group.default
+        variant.plan(inputs)
+        for task, target in zip(variant.tasks, out, strict=True):
+            task.outputs = address_of(target)
+        for task in variant.on_floats:
+            task.inputs = source
+        for kind in variant.conversions:
+            self._activations.convert(kind, source, inputs, columns)
+        self._matmul(variant.at, len(variant.tasks), variant.items)
+        return out

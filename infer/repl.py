@@ -1,0 +1,186 @@
+"""`infer chat`: a conversation at the terminal, from a pipe, or one answer to one prompt."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+
+from infer.config import ChatConfig
+from infer.generate import Answer, Conversation
+from infer.sampler import Sampler, SamplerConfig
+from infer.session import Session
+from infer.template import ChatTemplate
+from shared.errors import RequestError
+from shared.stats_view import render_stats
+
+HELP = """\
+/help             this
+/stats            what the daemon has done
+/reset            forget the conversation
+/system [TEXT]    set the system message (nothing: remove it) and start anew
+/think [EFFORT]   reasoning effort: {choices}
+/exit             leave (Ctrl-D too); Ctrl-C ends an answer"""
+
+
+def chat(session: Session, config: ChatConfig, prompt: str | None) -> int:
+    """Answer `prompt` and return, else talk until the input ends."""
+    talk = Chat(session, config)
+    if prompt is not None:
+        talk.say(prompt)
+        return 0
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print("Type a message, or /help.", file=sys.stderr)
+    for line in _terminal_lines() if interactive else _piped_lines():
+        text = line.strip()
+        if text in ("/exit", "/quit"):
+            break
+        if text:
+            talk.take(text)
+    return 0
+
+
+class Chat:
+    """The messages so far, and what is done with each line."""
+
+    def __init__(self, session: Session, config: ChatConfig) -> None:
+        self._session = session
+        self._config = config
+        self._template = ChatTemplate.from_metadata(session.index.metadata, session.tokenizer)
+        self._conversation = Conversation(session.engine, session.tokenizer)
+        self._sampler = Sampler(
+            SamplerConfig(config.temp, config.top_k, config.top_p, config.min_p, config.seed)
+        )
+        self._system = config.system
+        self._effort = self._initial_effort()
+        self._messages: list[dict[str, str]] = []
+
+    def take(self, text: str) -> None:
+        """One line of a conversation: a command or a message; errors are shown, not raised."""
+        try:
+            if text.startswith("/"):
+                self._command(*text[1:].split(maxsplit=1))
+            else:
+                self.say(text)
+        except RequestError as error:
+            _show(str(error))
+        except KeyboardInterrupt:
+            _show("(stopped)")
+
+    def say(self, text: str) -> None:
+        """Answer a message on stdout. It becomes part of the conversation if an answer began."""
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = self._template.render_to_ids([*system, *messages], self._effort)
+        answer, said, thought = Answer(), [], []
+        hits, misses = self._lookups()
+        pieces = self._conversation.answer(prompt, self._sampler, self._config.max_tokens, answer)
+        try:
+            for piece in pieces:
+                (thought if piece.reasoning else said).append(piece.text)
+                _write(piece.text, sys.stderr if piece.reasoning else sys.stdout)
+        finally:
+            pieces.close()
+            if said or thought or answer.stopped:
+                reply = {"role": "assistant", "content": "".join(said)}
+                if thought:
+                    reply["reasoning_content"] = "".join(thought)
+                self._messages = [*messages, reply]
+                _write("\n", sys.stdout)
+        self._show_figures(answer, hits, misses)
+
+    def _initial_effort(self) -> str | None:
+        config = self._config
+        if config.effort is not None or config.think is None:
+            return config.effort
+        wanted = "high" if config.think else "no_think"
+        if wanted not in self._template.reasoning_choices:
+            flag = "--think" if config.think else "--no-think"
+            raise RequestError(
+                f"this model's chat template has no switch for {flag}", f"leave {flag} out"
+            )
+        return wanted
+
+    def _command(self, name: str = "", rest: str = "") -> None:
+        match name:
+            case "help":
+                choices = ", ".join(self._template.reasoning_choices) or "this model has no choice"
+                print(HELP.format(choices=choices), file=sys.stderr)
+            case "stats":
+                print(render_stats(self._session.engine.client.stats()), file=sys.stderr)
+            case "reset":
+                self._reset()
+            case "system":
+                self._system = rest or None
+                self._reset()
+            case "think":
+                if rest not in self._template.reasoning_choices:
+                    choices = ", ".join(self._template.reasoning_choices) or "none"
+                    raise RequestError(f"no reasoning effort {rest!r}", f"it knows: {choices}")
+                self._effort = rest
+            case _:
+                raise RequestError(f"there is no command /{name}", "see /help")
+
+    def _reset(self) -> None:
+        self._messages.clear()
+        self._conversation.reset()
+
+    def _lookups(self) -> tuple[int, int]:
+        area = self._session.engine.client.mapping.area
+        return area.hits, area.misses
+
+    def _show_figures(self, answer: Answer, hits_before: int, misses_before: int) -> None:
+        hits, misses = self._lookups()
+        hits, misses = hits - hits_before, misses - misses_before
+        parts = [
+            f"{answer.prompt_count} prompt tokens, {answer.prefilled_count} new",
+            f"{answer.token_count} tokens, {answer.decode_tps:.1f} t/s",
+            f"{100 * hits / max(hits + misses, 1):.1f}% hits",
+        ]
+        if not answer.stopped:
+            full = self._session.engine.kv.length >= self._session.engine.kv.context
+            parts.append("the context is full: /reset" if full else "cut at --max-tokens")
+        _show(" · ".join(parts))
+
+
+def _write(text: str, stream: TextIO) -> None:
+    stream.write(text)
+    stream.flush()
+
+
+def _show(text: str) -> None:
+    """A line beside the conversation; dim on a terminal."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr)
+
+
+def _piped_lines() -> Iterator[str]:
+    yield from sys.stdin
+
+
+def _terminal_lines() -> Iterator[str]:
+    """Lines typed at the prompt, with a history kept in a file; Ctrl-C clears the line."""
+    prompt: PromptSession[str] = PromptSession(history=_history())
+    while True:
+        try:
+            yield prompt.prompt("> ")
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+
+
+def _history() -> History:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "streamd")
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = state / "chat-history"
+        path.touch(mode=0o600)
+    except OSError as error:
+        _show(f"no history is kept: {error}")
+        return InMemoryHistory()
+    return FileHistory(str(path))

@@ -1,0 +1,82 @@
+"""A model ready to run: attached to the daemon that serves it, or to one started for it."""
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+
+from infer.config import ModelConfig
+from infer.daemon_process import EmbeddedDaemon
+from infer.tokenizer import Tokenizer
+from shared.daemon_options import DaemonOptions
+from shared.errors import ConfigError, DaemonNotRunning
+from shared.gguf_index import GgufIndex
+from shared.runtime_dir import DaemonRecord, find_daemon
+
+
+class Session:
+    """Use as a context manager; `index`, `engine` and `tokenizer` are there inside.
+
+    A daemon of our own is started before torch and numba are imported, which takes them a second:
+    it loads the model meanwhile.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Session":
+        started_s = time.perf_counter()
+        with ExitStack() as stack:
+            model, name, embedded = self._find_or_start(stack)
+            from infer.engine import Engine  # noqa: PLC0415 - while the daemon loads
+
+            self.index = GgufIndex.open(model)
+            if embedded is not None:
+                embedded.wait_ready()
+            self.engine = Engine(self.index, name, self._config)
+            stack.callback(self.engine.close)
+            self._stack = stack.pop_all()
+        self.startup_s = time.perf_counter() - started_s
+        return self
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Built at its first use: a file without one can still compute given token ids."""
+        return Tokenizer.from_metadata(self.index.metadata)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _find_or_start(self, stack: ExitStack) -> tuple[Path, str, EmbeddedDaemon | None]:
+        config = self._config
+        try:
+            record = find_daemon(config.name, config.model)
+        except DaemonNotRunning:
+            if config.model is None or config.name is not None:
+                raise
+            name = f"embedded-{os.getpid()}"
+            options = DaemonOptions(
+                **{f.name: getattr(config, f.name) for f in fields(DaemonOptions)}
+            )
+            embedded = EmbeddedDaemon(config.model, options, name)
+            stack.callback(embedded.close)
+            return config.model, name, embedded
+        _check_model(config, record)
+        return Path(record.model), record.name, None
+
+
+def _check_model(config: ModelConfig, record: DaemonRecord) -> None:
+    if config.model is not None and not os.path.samefile(config.model, record.model):
+        raise ConfigError(
+            f"the daemon {record.name!r} serves {record.model}, not {config.model}",
+            "leave out --name or --model",
+        )

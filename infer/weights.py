@@ -1,0 +1,62 @@
+"""The resident tensors by name, read in place from the daemon's shared memory."""
+
+import ctypes
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infer.kernels.quant_matrix import QuantMatrix
+from shared.errors import MalformedModel, UnsupportedModel
+from shared.experts import resident_tensors
+from shared.gguf_index import GgufIndex, TensorInfo
+from shared.quants import TensorType
+from shared.resident import resident_layout
+
+_REMEDY = "convert or download the model again"
+
+
+class Weights:
+    """`base_address`: where the resident region begins; `keepalive`: what keeps it mapped."""
+
+    def __init__(self, index: GgufIndex, align: int, base_address: int, keepalive: object) -> None:
+        layout = resident_layout(resident_tensors(index), align)
+        self._path = index.paths[0]
+        self._keepalive = keepalive
+        self._placed = {
+            placed.tensor.name: (placed.tensor, base_address + placed.payload_offset)
+            for placed in layout.tensors
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._placed
+
+    def matrix(self, name: str, rows: int, columns: int) -> QuantMatrix:
+        """A matrix of any type, in place. MalformedModel if it is missing or of another shape."""
+        tensor, address = self._find(name, (columns, rows))
+        return QuantMatrix(tensor.type_id, rows, columns, address, self._keepalive)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A float32 vector, copied: norms and biases are small."""
+        tensor, address = self._find(name, (size,))
+        if tensor.type_id != TensorType.F32:
+            raise UnsupportedModel(
+                f"{self._path}: {name} is not F32", "convert the model with F32 norms and biases"
+            )
+        source = (ctypes.c_float * size).from_address(address)
+        return torch.from_numpy(np.frombuffer(source, np.float32).copy())
+
+    def first(self, *names: str) -> str:
+        """The first of several names (dialects) that is there; MalformedModel if none is."""
+        for name in names:
+            if name in self._placed:
+                return name
+        raise MalformedModel(f"{self._path} lacks the tensor {names[0]}", _REMEDY)
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorInfo, int]:
+        tensor, address = self._placed[self.first(name)]
+        if tensor.shape != shape:
+            raise MalformedModel(
+                f"{self._path}: tensor {name} has shape {tensor.shape}, not {shape}", _REMEDY
+            )
+        return tensor, address

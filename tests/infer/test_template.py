@@ -1,0 +1,333 @@
+import json
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infer.bpe import BYTE_ALPHABET
+from infer.template import MAX_TEMPLATE_CHARS, ChatTemplate
+from infer.tokenizer import Tokenizer
+from shared.errors import MalformedModel, RequestError, UnsupportedModel
+from shared.gguf_index import GgufIndex
+
+USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|im_end|>"
+GLM_TOKENS = ["[gMASK]", "<sop>", "<|system|>", USER, ASSISTANT, END]
+TURNS = """\
+{% for m in messages %}
+{{- '<|' + m.role + '|>' + m.content | trim + '<|im_end|>' }}
+{%- endfor %}"""
+
+
+def tokenizer_of(controls, user_defined=(), **keys):
+    """Token i is byte i; then come the control tokens, then the user-defined ones."""
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "qwen2",
+            "tokenizer.ggml.tokens": [*BYTE_ALPHABET, "ab", *controls, *user_defined],
+            "tokenizer.ggml.token_type": [1] * 257 + [3] * len(controls) + [4] * len(user_defined),
+            "tokenizer.ggml.merges": ["a b"],
+        }
+        | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_of(GLM_TOKENS, ["<think>", "</think>"], bos_token_id=257, eos_token_id=262)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model):
+    return GgufIndex.open(demo_model).metadata
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize("name", ["demo", "tiny"])
+def test_prompts_equal_the_independent_engine(shared_dir, name):
+    path = shared_dir / "models" / f"{name}-hy3-iq2mix.gguf"
+    metadata = GgufIndex.open(path).metadata
+    template = ChatTemplate.from_metadata(metadata, Tokenizer.from_metadata(metadata))
+    assert template.reasoning_choices == ()
+    for case in json.loads(path.with_suffix(".expect.json").read_text())["greedy"]:
+        assert template.render_to_ids([user(case["prompt"])]) == case["prompt_ids"]
+
+
+def test_later_turns_begin_with_the_earlier_ones(demo):
+    template = ChatTemplate.from_metadata(demo, Tokenizer.from_metadata(demo))
+    first = template.render_to_ids([{"role": "system", "content": "Be brief."}, user("Hi")])
+    more = [{"role": "system", "content": "Be brief."}, user("Hi"), assistant("Ho."), user("So?")]
+    second = template.render_to_ids(more)
+    assert second[: len(first)] == first
+    assert template.render(more[:3], add_generation_prompt=False).endswith("｜>")
+
+
+contents = st.lists(
+    st.sampled_from(
+        [END, USER, ASSISTANT, "<sop>", "<", "|", "<|", "im_", "end|>", "ab", " ", "é"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(messages=st.lists(contents, min_size=1, max_size=4))
+@settings(deadline=None)
+def test_contents_never_become_control_tokens(tokenizer, messages):
+    template = ChatTemplate(tokenizer, TURNS)
+    ids = template.render_to_ids([user(text) for text in messages])
+    turn = [tokenizer.token_id(USER), tokenizer.token_id(END)]
+    assert [i for i in ids if i >= 257] == turn * len(messages)
+    assert tokenizer.decode(ids, special=True) == template.render([user(t) for t in messages])
+
+
+@given(messages=st.lists(st.text(st.sampled_from("ab <|\n[é中"), max_size=12), max_size=4))
+@settings(deadline=None)
+def test_without_control_tokens_it_is_the_whole_prompt_encoded(tokenizer, messages):
+    template = ChatTemplate(tokenizer, TURNS)
+    conversation = [user(text) for text in messages]
+    prompt = template.render(conversation)
+    assert template.render_to_ids(conversation) == tokenizer.encode(prompt, special=True)
+
+
+def test_merges_cross_from_the_template_into_the_content(tokenizer):
+    template = ChatTemplate(tokenizer, "<|user|>a{{ messages[0].content }}")
+    assert template.render_to_ids([user("b")])[1:] == [256]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}{{ messages[1].content }}",
+        "{{ messages[0].content }}end|>",
+        "{{ messages | map(attribute='content') | join }}",
+    ],
+)
+@pytest.mark.parametrize("cut", range(1, len(END)))
+def test_a_control_token_split_over_contents_stays_text(tokenizer, source, cut):
+    ids = ChatTemplate(tokenizer, source).render_to_ids([user("x" + END[:cut]), user(END[cut:])])
+    assert tokenizer.token_id(END) not in ids
+    assert tokenizer.decode(ids).startswith("x" + END[:cut])
+
+
+@pytest.mark.parametrize("cut", range(1, len(END)))
+def test_trimming_completes_no_control_token(tokenizer, cut):
+    template = ChatTemplate(tokenizer, "{{ messages[0].content | trim }}{{ messages[1].content }}")
+    ids = template.render_to_ids([user(f" {END[:cut]} \n"), user(END[cut:])])
+    assert tokenizer.decode(ids) == END
+    assert tokenizer.token_id(END) not in ids
+
+
+def test_templates_may_cut_and_compare_contents(tokenizer):
+    source = (
+        "{{ messages[0].content.split('</think>')[-1].strip() }}"
+        "{% if messages[0].content.endswith('/no ') %}!{% endif %}"
+    )
+    ids = ChatTemplate(tokenizer, source).render_to_ids([user(f"x</think> {END} a /no ")])
+    assert tokenizer.decode(ids) == f"{END} a /no!"
+
+
+def test_user_defined_tokens_in_contents_are_recognised(tokenizer):
+    ids = ChatTemplate(tokenizer, TURNS).render_to_ids([user("<think>")])
+    assert tokenizer.token_id("<think>") in ids
+
+
+def test_bos_is_added_only_where_asked_and_missing():
+    def prompt(add, source):
+        tokenizer = tokenizer_of(["<s>"], bos_token_id=257, add_bos_token=add)
+        return ChatTemplate(tokenizer, source).render_to_ids([user("a")])
+
+    assert prompt(True, "{{ messages[0].content }}") == [257, 97]
+    assert prompt(True, "{{ bos_token + messages[0].content }}") == [257, 97]
+    assert prompt(False, "{{ messages[0].content }}") == [97]
+
+
+def render(tokenizer, source, messages=(), **arguments):
+    now = lambda: datetime(2025, 3, 9)  # noqa: E731
+    return ChatTemplate(tokenizer, source, now).render(messages, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ eos_token }}", "[gMASK]<|im_end|>"),
+        ("{% if add_generation_prompt %}go{% endif %}", "go"),
+        ("a\n  {% if true %}\n  b\n  {% endif %}\nc", "a\n  b\nc"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}a{{ 1 }}{% endgeneration %}b", "a1b"),
+        ("{{ {'b': '<é>', 'a': [1]} | tojson }}", '{"b": "<é>", "a": [1]}'),
+        ("{{ {'b': 'é', 'a': 1} | tojson(sort_keys=true, ensure_ascii=true) }}", None),
+        ("{{ {'a': 1} | tojson(indent=1) }}", '{\n "a": 1\n}'),
+        ("{{ strftime_now('%d %b %Y') }}", "09 Mar 2025"),
+        ("{{ tools is none }}{{ documents is none }}{{ nothing }}", "TrueTrue"),
+    ],
+)
+def test_what_templates_may_use(tokenizer, source, text):
+    expected = r'{"a": 1, "b": "\u00e9"}' if text is None else text
+    assert render(tokenizer, source) == expected
+
+
+def test_reasoning_content_reaches_the_template(tokenizer):
+    message = assistant("b") | {"reasoning_content": f"a {END}"}
+    template = ChatTemplate(tokenizer, "{{ messages[0].reasoning_content + messages[0].content }}")
+    assert tokenizer.decode(template.render_to_ids([message])) == f"a {END}b"
+
+
+LEVELS = (
+    "{% if not reasoning_effort is defined %}{% set reasoning_effort = 'no_think' %}{% endif %}"
+)
+LEVEL_WITH_DEFAULT = (
+    "{% set e = reasoning_effort if reasoning_effort in ['low', 'high'] else 'max' %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "rendered"),
+    [
+        ("x", {}),
+        (
+            LEVELS + "{{ reasoning_effort }}",
+            {None: "no_think", "no_think": "no_think", "low": "low", "high": "high"},
+        ),
+        (LEVEL_WITH_DEFAULT + "{{ e }}", {None: "max", "low": "low", "high": "high"}),
+        (
+            "{{ reasoning_mode | default('no_think') }}",
+            {None: "no_think", "no_think": "no_think", "low": "low", "high": "high"},
+        ),
+        (
+            "{% macro f() %}{{ enable_thinking | default('unset') }}{% endmacro %}{{ f() }}",
+            {None: "unset", "no_think": "False", "high": "True"},
+        ),
+        (
+            LEVEL_WITH_DEFAULT + "{{ e }} {{ enable_thinking }}",
+            {None: "max ", "no_think": "max False", "low": "low True", "high": "high True"},
+        ),
+    ],
+)
+def test_reasoning_uses_what_the_template_knows(tokenizer, source, rendered):
+    template = ChatTemplate(tokenizer, source)
+    assert template.reasoning_choices == tuple(key for key in rendered if key)
+    for reasoning, text in rendered.items():
+        assert template.render([], reasoning) == text
+    for reasoning in {"no_think", "low", "high", "medium"} - set(rendered):
+        with pytest.raises(RequestError, match=f"does not know reasoning effort '{reasoning}'"):
+            template.render([], reasoning)
+
+
+CONVERSATION = [
+    {"role": "system", "content": "S"},
+    user("U"),
+    assistant("A"),
+    user("V"),
+]
+
+
+@pytest.mark.parametrize("suffix", [":opensource", ""])
+def test_hy3_without_a_template(suffix):
+    bos, eos = f"<｜hy_begin_of_sentence{suffix}｜>", f"<｜hy_eos{suffix}｜>"
+    you, me = f"<｜hy_User{suffix}｜>", f"<｜hy_Assistant{suffix}｜>"
+    mode, think, unthink = (
+        f"<｜reasoning_mode{suffix}｜>",
+        f"<think{suffix}>",
+        f"</think{suffix}>",
+    )
+    tokenizer = tokenizer_of(
+        [bos, eos, you, me, mode, think, unthink], bos_token_id=257, eos_token_id=258
+    )
+    template = ChatTemplate.from_metadata({}, tokenizer)
+    head = f"{bos}S{mode}reasoning_effort:"
+    talk = f"{you}U{me}{think}{unthink}A{eos}{you}V"
+    assert template.render(CONVERSATION) == f"{head}no_think{talk}{me}{think}{unthink}"
+    assert template.render(CONVERSATION, "low") == f"{head}low{talk}{me}{think}"
+    assert template.render(CONVERSATION, "high", False) == f"{head}high{talk}"
+    ids = template.render_to_ids(CONVERSATION)
+    assert ids == tokenizer.encode(template.render(CONVERSATION), special=True)
+    assert ids[0] == tokenizer.bos_id
+
+
+def test_glm_without_a_template(tokenizer):
+    template = ChatTemplate.from_metadata({}, tokenizer)
+    talk = "[gMASK]<sop><|system|>S<|user|>U<|assistant|></think>A<|user|>V"
+    assert template.render(CONVERSATION) == f"{talk}<|assistant|><think>"
+    assert template.render(CONVERSATION, "no_think") == f"{talk}<|assistant|></think>"
+    assert template.render(CONVERSATION, add_generation_prompt=False) == talk
+
+
+def test_no_template_and_an_unknown_vocabulary():
+    with pytest.raises(UnsupportedModel, match="no chat template") as caught:
+        ChatTemplate.from_metadata({}, tokenizer_of(["<s>"]))
+    assert "plain completion" in caught.value.remedy
+
+
+def test_the_template_of_the_file_comes_first(tokenizer):
+    metadata = {"tokenizer.chat_template": "mine"}
+    assert ChatTemplate.from_metadata(metadata, tokenizer).render([]) == "mine"
+    with pytest.raises(MalformedModel, match="not a string"):
+        ChatTemplate.from_metadata({"tokenizer.chat_template": ["a"]}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("{% for x in %}", "not valid Jinja"),
+        ("{% unknown %}", "not valid Jinja"),
+        ("{{" + "(" * 3000 + "1" + ")" * 3000 + "}}", "not valid Jinja"),
+        ("x" * (MAX_TEMPLATE_CHARS + 1), "more than"),
+    ],
+)
+def test_templates_that_cannot_be_parsed(tokenizer, source, cause):
+    with pytest.raises(UnsupportedModel, match=cause):
+        ChatTemplate(tokenizer, source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ nothing.at.all }}",
+        "{{ range(10000000) }}",
+        "{% include 'file' %}",
+    ],
+)
+def test_templates_that_fail_or_reach_out(tokenizer, source):
+    with pytest.raises(UnsupportedModel, match="chat template failed"):
+        render(tokenizer, source)
+
+
+def test_a_template_may_refuse_the_messages(tokenizer):
+    with pytest.raises(RequestError, match="refuses these messages: roles must alternate"):
+        render(tokenizer, "{{ raise_exception('roles must alternate') }}")
+
+
+def test_endless_output_is_cut_off(tokenizer):
+    source = (
+        "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 99 }}{% endfor %}{% endfor %}"
+    )
+    with pytest.raises(RequestError, match="longer than"):
+        render(tokenizer, source)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"content": "x"},
+        {"role": "root", "content": "x"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": "x", "extra": 1},
+    ],
+)
+def test_bad_messages_are_refused(tokenizer, message):
+    template = ChatTemplate(tokenizer, TURNS)
+    for method in (template.render, template.render_to_ids):
+        with pytest.raises(RequestError, match="a message has"):
+            method([message])

@@ -1,0 +1,166 @@
+"""Every engine under one reader, on a disk in good health: the same bytes as plain reads."""
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamd.readers.direct import open_file
+from streamd.readers.latency import LatencyHistogram
+
+PIECE = 64 << 10
+END = 9 * PIECE + 777
+
+RANGES = {
+    "first byte": (0, 1),
+    "one byte across a block": (511, 2),
+    "across a page": (4095, 4098),
+    "an aligned page": (4096, 4096),
+    "unaligned at both ends": (12_345, 23_456),
+    "exactly one piece": (PIECE, PIECE),
+    "one byte more than a piece": (0, PIECE + 1),
+    "many pieces, unaligned": (777, 5 * PIECE),
+    "last byte": (END - 1, 1),
+    "the ragged end": (END - 777, 777),
+    "into the ragged end": (END - PIECE, PIECE),
+    "the whole file": (0, END),
+}
+
+
+def test_the_ranges_suit_the_bench(bench, file):
+    with bench(file) as b:
+        assert (b.piece_bytes, file.size_bytes) == (PIECE, END)
+
+
+@pytest.mark.parametrize("case", RANGES)
+def test_a_range_is_read_as_it_is_in_the_file(bench, file, content, case):
+    with bench(file) as b:
+        slab = b.slab("slab", RANGES[case])
+        completion = b.read(slab)["slab"]
+        b.check(slab, content)
+        stats = b.reader.stats()
+    assert completion.error is None
+    assert completion.bytes_read == stats.bytes_read >= RANGES[case][1]
+    assert completion.latency_ms > 0
+    assert stats.useful_bytes == RANGES[case][1]
+    assert (stats.in_flight_bytes, stats.in_flight_reads, stats.waiting_reads) == (0, 0, 0)
+    assert (stats.retries, stats.failed_slabs) == (0, 0)
+    assert 0 < stats.latency_ms_p50 <= stats.latency_ms_p99
+
+
+def test_empty_extents_are_skipped(bench, file, content):
+    with bench(file) as b:
+        slab = b.slab("slab", (5, 0), (END, 0), (100, 200))
+        assert b.read(slab)["slab"].error is None
+        b.check(slab, content)
+        assert b.reader.stats().reads == 1
+
+
+def test_many_more_slabs_than_the_depth_in_the_order_they_came(bench, file, content):
+    rng = random.Random(1)
+    starts = [rng.randrange(END - 9000) for _ in range(200)]
+    with bench(file) as b:
+        slabs = [b.slab(key, (start, 9000)) for key, start in enumerate(starts)]
+        done = b.read(*slabs)
+        for slab in slabs:
+            assert done[slab.key].error is None
+            b.check(slab, content)
+        assert b.engine.in_flight_peak == b.depth
+        align = b.reader.align_bytes
+        assert [offset for offset, _, _ in b.engine.seen] == [s // align * align for s in starts]
+
+
+EXTENTS = st.integers(0, END - 1).flatmap(
+    lambda offset: st.tuples(st.just(offset), st.integers(1, min(END - offset, 150_000)))
+)
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # they hold no state
+)
+@given(
+    ranges=st.lists(st.lists(EXTENTS, min_size=1, max_size=3), min_size=1, max_size=6),
+    seed=st.integers(0, 2**32),
+)
+def test_random_slabs_ending_out_of_order(bench, file, content, ranges, seed):
+    with bench(file, shuffle=random.Random(seed)) as b:
+        slabs = [b.slab(key, *of_slab) for key, of_slab in enumerate(ranges)]
+        done = b.read(*slabs)
+        for slab in slabs:
+            assert done[slab.key].error is None
+            b.check(slab, content)
+
+
+def test_two_files_share_the_larger_alignment(engine_name, bench, file, content):
+    coarse = open_file(file.path, align_of=lambda fd: 8192)
+    try:
+        with bench([file, coarse]) as b:
+            slabs = [b.slab(index, (777, 5000), file_index=index) for index in range(2)]
+            done = b.read(*slabs)
+            for slab in slabs:
+                assert done[slab.key].error is None
+                b.check(slab, content)
+            if coarse.direct:
+                assert b.reader.align_bytes == 8192
+    finally:
+        coarse.close()
+
+
+def test_direct_reads_come_from_the_disk(bench, file, content):
+    counters = Path("/proc/self/io")
+    if not file.direct or not counters.exists():
+        pytest.skip("no direct I/O or no counters here")
+
+    def disk_bytes() -> int:
+        return int(counters.read_text().split("read_bytes:")[1].split()[0])
+
+    assert file.path.read_bytes() == content  # in the page cache now
+    with bench(file) as b:
+        slab = b.slab("slab", (777, 5 * PIECE))
+        before = disk_bytes()
+        b.read(slab)
+        assert disk_bytes() - before >= b.reader.stats().bytes_read > 5 * PIECE
+
+
+def test_buffered_files_are_read_the_same_way(bench, file, content):
+    buffered = open_file(file.path, align_of=lambda fd: 0)
+    try:
+        buffered.forget(0, END)  # what writing it and other tests have left in the page cache
+        with bench(buffered) as b:
+            slab = b.slab("slab", (777, 5 * PIECE), (END - 777, 777))
+            assert b.read(slab)["slab"].error is None
+            b.check(slab, content)
+        if file.direct:  # on a disk; memory filesystems keep what they have
+            with pytest.raises(BlockingIOError):  # the page cache has not kept it
+                os.preadv(buffered.fd, [bytearray(1)], 2 * PIECE, os.RWF_NOWAIT)
+    finally:
+        buffered.close()
+
+
+def test_the_queue_states_its_room(bench, file):
+    with bench(file) as b:
+        room = b.reader.room
+        b.reader.submit(b.slab("one", (0, 10)))
+        b.reader.submit(b.slab("two", (0, 10)))
+        assert b.reader.room == room - 2
+        b.finish(2)
+        assert b.reader.room == room
+
+
+def test_latency_percentiles_are_close_to_the_exact_ones():
+    latencies = np.random.default_rng(3).lognormal(mean=0.5, sigma=1.5, size=5000)
+    histogram = LatencyHistogram()
+    assert histogram.percentile_ms(50) == 0
+    for latency in latencies:
+        histogram.add(latency)
+    for percent in (1, 50, 99, 100):
+        exact = np.percentile(latencies, percent, method="inverted_cdf")
+        assert exact <= histogram.percentile_ms(percent) <= exact * 1.1
+    histogram.add(1e9)
+    assert histogram.percentile_ms(100) < 1e6
