@@ -10,11 +10,13 @@ from infer.blocks.moe import Tap
 from infer.client import SlotClient
 from infer.config import DEFAULT_CONTEXT, ModelConfig
 from infer.families import Parts, family_of
-from infer.kernels import choose_kernels
+from infer.kernels.choose import choose_kernels
+from infer.kernels.scratch import KernelBounds
 from infer.kv_cache import KvCache
+from infer.model import ModelShape
 from infer.weights import Weights
 from shared.errors import ConfigError, RequestError
-from shared.experts import ExpertIndex
+from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
 
 
@@ -31,7 +33,8 @@ class Engine:
         self.client = SlotClient(name, index, experts)
         try:
             mapping = self.client.mapping
-            kernels = choose_kernels(config.threads or None)
+            bounds = _bounds(index, experts, self.shape, config.chunk, context)
+            kernels = choose_kernels(bounds, config.threads or None)
             weights = Weights(index, mapping.attached.align, mapping.resident_address, mapping)
             parts = Parts(index, experts, weights, kernels, self.client, context)
             self.model = family.build(parts)
@@ -84,6 +87,26 @@ class Engine:
                     f"tokens are 0 to {self.shape.vocab_size - 1}",
                 )
         self.kv.make_room(len(ids))
+
+
+def _bounds(
+    index: GgufIndex, experts: ExpertIndex, shape: ModelShape, chunk: int, context: int
+) -> KernelBounds:
+    """The largest call the model makes: a whole chunk through its widest matrix."""
+    expert_width = max(
+        index.tensors[f"blk.{c.layers[0]}.ffn_gate_exps.weight"].shape[1] for c in experts.classes
+    )
+    tokens = min(chunk, context)
+    return KernelBounds(
+        tokens=tokens,
+        columns=max(tensor.shape[0] for tensor in resident_tensors(index)),
+        expert_columns=expert_width,
+        pairs=tokens * experts.top_k,
+        experts=experts.n_experts,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        context=context,
+    )
 
 
 def _context(wanted: int, longest: int) -> int:

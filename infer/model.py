@@ -21,6 +21,7 @@ class ModelShape:
     width: int
     vocab_size: int
     context_length: int
+    heads: int
     kv_heads: int
     head_dim: int
     eps: float

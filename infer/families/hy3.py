@@ -20,9 +20,7 @@ GATING_SIGMOID = 2
 
 def read_shape(index: GgufIndex) -> ModelShape:
     head_dim = index.arch_key("attention.key_length", int)
-    heads, kv_heads = (
-        index.arch_key(f"attention.head_count{kind}", int) for kind in ("", "_kv")
-    )
+    heads, kv_heads = (index.arch_key(f"attention.head_count{kind}", int) for kind in ("", "_kv"))
     rotated = index.arch_optional("rope.dimension_count", int, head_dim)
     if (
         index.arch_optional("attention.value_length", int, head_dim) != head_dim
@@ -44,7 +42,8 @@ def read_shape(index: GgufIndex) -> ModelShape:
         width=index.arch_key("embedding_length", int),
         vocab_size=index.arch_optional("vocab_size", int, rows[0] if rows else 0),
         context_length=index.arch_key("context_length", int),
-        kv_heads=index.arch_key("attention.head_count_kv", int),
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         eps=index.arch_key("attention.layer_norm_rms_epsilon", float),
     )
@@ -89,7 +88,7 @@ def _layer(parts: Parts, shape: ModelShape, rope: RopeTables, number: int) -> La
 
 def _attention(parts: Parts, shape: ModelShape, rope: RopeTables, prefix: str) -> GqaAttention:
     weights, width, head_dim = parts.weights, shape.width, shape.head_dim
-    heads = parts.index.arch_key("attention.head_count", int)
+    heads = shape.heads
     q_rows, kv_rows = heads * head_dim, shape.kv_heads * head_dim
     return GqaAttention(
         parts.kernels,

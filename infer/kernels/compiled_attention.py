@@ -16,9 +16,9 @@ from infer.kernels.numba_calls import at, call_convert
 
 SPLIT_POSITIONS = 256
 
-# `start` is the position of row 0 of queries. to_float is 0 for a float32 cache. A thread's tile has
-# SPLIT_POSITIONS floats for scores, then as many keys and as many values where to_float needs them.
-# partial [rows, heads, splits, 2 + head_dim] holds m, l and the weighted values.
+# `start` is the position of row 0 of queries. to_float is 0 for a float32 cache. A thread's tile
+# has SPLIT_POSITIONS floats for scores, then as many keys and as many values where to_float needs
+# them. partial [rows, heads, splits, 2 + head_dim] holds m, l and the weighted values.
 AttentionJob = job_structure(
     "AttentionJob",
     "queries keys values out rows heads kv_heads head_dim start splits to_float"
@@ -30,7 +30,7 @@ _ATTENTION = np.dtype(AttentionJob)
 
 @inner
 def _head_rows(job, address, kv_head, first, count, tile):
-    """float32 [count, >= head_dim]: rows first.. of one kv head, in place or converted into tile."""
+    """float32 [count, >= head_dim]: one kv head's rows from `first`, in place or converted."""
     width, head_dim = job.kv_heads * job.head_dim, job.head_dim
     if job.to_float == 0:
         return carray(

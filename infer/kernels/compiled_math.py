@@ -30,10 +30,9 @@ def exp32(x):
 
     exp(x) = 2^n exp(r) with n = round(x / ln 2).
     """
-    if x < _LOWEST:
-        x = _LOWEST
-    if x > _HIGHEST:
-        x = _HIGHEST
+    # Not min and max, which may drop a NaN
+    x = _LOWEST if x < _LOWEST else x
+    x = _HIGHEST if x > _HIGHEST else x
     n = np.floor(x * _LOG2_E + _HALF)
     r = x - n * _LN2_HIGH - n * _LN2_LOW
     p = ((((_C0 * r + _C1) * r + _C2) * r + _C3) * r + _C4) * r + _C5

@@ -41,7 +41,7 @@ class GgmlRows:
     def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:
         assert ids.dtype is torch.int64
         assert ids.is_contiguous()
-        assert bool((ids >= 0).all()) and bool((ids < matrix.rows).all())
+        assert bool(((ids >= 0) & (ids < matrix.rows)).all())
         out = torch.empty((len(ids), matrix.columns))
         job = self._embed
         job.matrix, job.row_bytes = matrix.address, matrix.row_bytes

@@ -1,11 +1,8 @@
 """What a device must be able to compute: the contract of `GgmlKernels` and `ReferenceKernels`.
 
-Tensors are contiguous float32 on the kernels' device unless said otherwise. `n` counts tokens. Every
-method treats its rows independently: a row's bits do not depend on the rows it came with, on the
-number of threads or on their timing. Kernels keep scratch memory: one caller at a time.
-
-`exact` asks for float32 arithmetic on dequantised weights; without it an implementation may quantise
-activations to 8 bit (16 bit beside 16-bit weights).
+Tensors are contiguous float32 on the kernels' device unless said otherwise. `n` counts tokens.
+Kernels keep scratch memory: one caller at a time. `exact` asks for float32 arithmetic on
+dequantised weights; without it an implementation may quantise activations.
 """
 
 from collections.abc import Sequence
@@ -69,8 +66,8 @@ class Kernels(Protocol):
     def experts(self, x: Tensor, batch: ExpertBatch, out: Tensor, exact: bool = False) -> Tensor:
         """SwiGLU of each pair, down(silu(gate x) * (up x)), not weighted.
 
-        x [n, d_model]; out [n, top_k, d_model], of which only the rows in `batch.pairs` are written,
-        so that several batches (hits first, misses later) fill one `out`.
+        x [n, d_model]; out [n, top_k, d_model], of which only the rows in `batch.pairs` are
+        written, so that several batches (hits first, misses later) fill one `out`.
         """
 
     def swiglu(
@@ -96,9 +93,9 @@ class Kernels(Protocol):
     ) -> Tensor:
         """Causal grouped-query attention over a cache: [n, heads, head_dim] -> the same shape.
 
-        keys, values [context, kv_heads, head_dim], float32 or float16; row i of q stands at position
-        start + i and sees the positions up to and including its own, which the caller has stored.
-        Query head h reads kv head h // (heads / kv_heads). Softmax in float32.
+        keys, values [context, kv_heads, head_dim], float32 or float16; row i of q stands at
+        position start + i and sees the positions up to and including its own, which the caller has
+        stored. Query head h reads kv head h // (heads / kv_heads). Softmax in float32.
         """
 
     def route_sigmoid(

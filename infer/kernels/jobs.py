@@ -1,8 +1,8 @@
 """The records through which Python tells compiled workers what to do.
 
-A record is a ctypes.Structure of eight-byte fields that Python fills by name, and the numpy dtype of
-the same layout for compiled code. Fields are addresses, sizes in bytes or counts (int64), or reals
-(float64). Every job starts with this header:
+A record is a ctypes.Structure of eight-byte fields that Python fills by name, and the numpy dtype
+of the same layout for compiled code. Fields are addresses, sizes in bytes or counts (int64), or
+reals (float64). Every job starts with this header:
 
     next_item           the next item to work on, taken atomically by the threads
     next_thread         how many threads have come so far, counted atomically

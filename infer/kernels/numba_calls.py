@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001 - numba prescribes the parameters of an intrinsic and of its generator
 """What compiled code needs beyond numba's Python: addresses, C function pointers, atomics.
 
 Function addresses are run-time values, so that compiled code can be kept on disk.
@@ -34,14 +35,13 @@ def call_dot(typing_context, vec_dot, columns, result, weights, activations):
 
     def generate(context, builder, signature, arguments):
         function, n, s, x, y = arguments
-        pointers = [builder.inttoptr(value, _BYTE_POINTER) for value in (s, x, y)]
+        s, x, y = (builder.inttoptr(value, _BYTE_POINTER) for value in (s, x, y))
         unused, one_row = ir.Constant(_LONG, 0), ir.Constant(_INT, 1)
         _call(
             builder,
             function,
             [_INT, _BYTE_POINTER, _LONG, _BYTE_POINTER, _LONG, _BYTE_POINTER, _LONG, _INT],
-            [builder.trunc(n, _INT), pointers[0], unused, pointers[1], unused, pointers[2]]
-            + [unused, one_row],
+            [builder.trunc(n, _INT), s, unused, x, unused, y, unused, one_row],
         )
         return context.get_dummy_value()
 

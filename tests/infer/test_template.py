@@ -5,37 +5,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer.bpe import BYTE_ALPHABET
 from infer.template import MAX_TEMPLATE_CHARS, ChatTemplate
 from infer.tokenizer import Tokenizer
+from infer.vocabulary import TokenType
 from shared.errors import MalformedModel, RequestError, UnsupportedModel
 from shared.gguf_index import GgufIndex
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|im_end|>"
-GLM_TOKENS = ["[gMASK]", "<sop>", "<|system|>", USER, ASSISTANT, END]
+CONTROLS = ["[gMASK]", "<sop>", "<|system|>", USER, ASSISTANT, END]
 TURNS = """\
 {% for m in messages %}
 {{- '<|' + m.role + '|>' + m.content | trim + '<|im_end|>' }}
 {%- endfor %}"""
 
 
-def tokenizer_of(controls, user_defined=(), **keys):
-    """Token i is byte i; then come the control tokens, then the user-defined ones."""
-    return Tokenizer.from_metadata(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "qwen2",
-            "tokenizer.ggml.tokens": [*BYTE_ALPHABET, "ab", *controls, *user_defined],
-            "tokenizer.ggml.token_type": [1] * 257 + [3] * len(controls) + [4] * len(user_defined),
-            "tokenizer.ggml.merges": ["a b"],
-        }
-        | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
-    )
-
-
 @pytest.fixture(scope="module")
-def tokenizer():
-    return tokenizer_of(GLM_TOKENS, ["<think>", "</think>"], bos_token_id=257, eos_token_id=262)
+def tokenizer(small_tokenizer):
+    extra = [(text, TokenType.CONTROL) for text in CONTROLS]
+    extra += [(text, TokenType.USER_DEFINED) for text in ("<think>", "</think>")]
+    return small_tokenizer(merges=["a b"], extra=extra, bos_token_id=257, eos_token_id=262)
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +127,14 @@ def test_user_defined_tokens_in_contents_are_recognised(tokenizer):
     assert tokenizer.token_id("<think>") in ids
 
 
-def test_bos_is_added_only_where_asked_and_missing():
+def test_bos_is_added_only_where_asked_and_missing(small_tokenizer):
     def prompt(add, source):
-        tokenizer = tokenizer_of(["<s>"], bos_token_id=257, add_bos_token=add)
+        extra = [("<s>", TokenType.CONTROL)]
+        tokenizer = small_tokenizer(extra=extra, bos_token_id=258, add_bos_token=add)
         return ChatTemplate(tokenizer, source).render_to_ids([user("a")])
 
-    assert prompt(True, "{{ messages[0].content }}") == [257, 97]
-    assert prompt(True, "{{ bos_token + messages[0].content }}") == [257, 97]
+    assert prompt(True, "{{ messages[0].content }}") == [258, 97]
+    assert prompt(True, "{{ bos_token + messages[0].content }}") == [258, 97]
     assert prompt(False, "{{ messages[0].content }}") == [97]
 
 
@@ -219,51 +208,6 @@ def test_reasoning_uses_what_the_template_knows(tokenizer, source, rendered):
     for reasoning in {"no_think", "low", "high", "medium"} - set(rendered):
         with pytest.raises(RequestError, match=f"does not know reasoning effort '{reasoning}'"):
             template.render([], reasoning)
-
-
-CONVERSATION = [
-    {"role": "system", "content": "S"},
-    user("U"),
-    assistant("A"),
-    user("V"),
-]
-
-
-@pytest.mark.parametrize("suffix", [":opensource", ""])
-def test_hy3_without_a_template(suffix):
-    bos, eos = f"<｜hy_begin_of_sentence{suffix}｜>", f"<｜hy_eos{suffix}｜>"
-    you, me = f"<｜hy_User{suffix}｜>", f"<｜hy_Assistant{suffix}｜>"
-    mode, think, unthink = (
-        f"<｜reasoning_mode{suffix}｜>",
-        f"<think{suffix}>",
-        f"</think{suffix}>",
-    )
-    tokenizer = tokenizer_of(
-        [bos, eos, you, me, mode, think, unthink], bos_token_id=257, eos_token_id=258
-    )
-    template = ChatTemplate.from_metadata({}, tokenizer)
-    head = f"{bos}S{mode}reasoning_effort:"
-    talk = f"{you}U{me}{think}{unthink}A{eos}{you}V"
-    assert template.render(CONVERSATION) == f"{head}no_think{talk}{me}{think}{unthink}"
-    assert template.render(CONVERSATION, "low") == f"{head}low{talk}{me}{think}"
-    assert template.render(CONVERSATION, "high", False) == f"{head}high{talk}"
-    ids = template.render_to_ids(CONVERSATION)
-    assert ids == tokenizer.encode(template.render(CONVERSATION), special=True)
-    assert ids[0] == tokenizer.bos_id
-
-
-def test_glm_without_a_template(tokenizer):
-    template = ChatTemplate.from_metadata({}, tokenizer)
-    talk = "[gMASK]<sop><|system|>S<|user|>U<|assistant|></think>A<|user|>V"
-    assert template.render(CONVERSATION) == f"{talk}<|assistant|><think>"
-    assert template.render(CONVERSATION, "no_think") == f"{talk}<|assistant|></think>"
-    assert template.render(CONVERSATION, add_generation_prompt=False) == talk
-
-
-def test_no_template_and_an_unknown_vocabulary():
-    with pytest.raises(UnsupportedModel, match="no chat template") as caught:
-        ChatTemplate.from_metadata({}, tokenizer_of(["<s>"]))
-    assert "plain completion" in caught.value.remedy
 
 
 def test_the_template_of_the_file_comes_first(tokenizer):

@@ -4,26 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.bpe import BYTE_ALPHABET
 from infer.text_stream import MAX_STOP_CHARS, MAX_STOP_STRINGS, TextStream
-from infer.tokenizer import Tokenizer
+from infer.vocabulary import TokenType
 from shared.errors import RequestError
 
 LETTERS = "ab<|é"
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer(small_tokenizer):
     """Token i is byte i; 256 is `ab`, 257 the control token `<end>`."""
-    return Tokenizer.from_metadata(
-        {
-            "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "gpt-2",
-            "tokenizer.ggml.tokens": [*BYTE_ALPHABET, "ab", "<end>"],
-            "tokenizer.ggml.token_type": [1] * 257 + [3],
-            "tokenizer.ggml.merges": ["a b"],
-        }
-    )
+    return small_tokenizer(merges=["a b"], extra=[("<end>", TokenType.CONTROL)])
 
 
 def stream_text(tokenizer, ids, stops=()):
