@@ -92,7 +92,7 @@ def _check(logits: np.ndarray) -> None:
         bad = int(np.flatnonzero(~np.isfinite(logits))[0])
         raise ModelError(
             f"the model's logits are not finite (token {bad}: {logits[bad]})",
-            "the model file may be damaged; try --exact, and `infer selftest`",
+            "the model file may be damaged; try again with --exact",
         )
 
 

@@ -79,18 +79,18 @@ def _attend(query, keys, values, scale, scores, visible, partial):
 
 
 @worker
-def attend_splits(data):
+def attend_splits(job_at):
     """An item is one split of one kv head, for all rows of queries."""
-    job = carray(data, 1, _ATTENTION)[0]
+    job = carray(at(job_at), 1, _ATTENTION)[0]
     heads, kv_heads, head_dim, splits = job.heads, job.kv_heads, job.head_dim, job.splits
     group = heads // kv_heads
     end = job.start + job.rows
     scale = np.float32(job.scale)
-    tile = job.tiles + take_thread(data) * job.tile_bytes
+    tile = job.tiles + take_thread(job_at) * job.tile_bytes
     scores = carray(at(tile), SPLIT_POSITIONS, np.float32)
     key_tile = tile + SPLIT_POSITIONS * 4
     value_tile = key_tile + SPLIT_POSITIONS * head_dim * 4
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         kv_head, split = item % kv_heads, item // kv_heads
         first = split * SPLIT_POSITIONS
@@ -105,15 +105,15 @@ def attend_splits(data):
                 place = job.partial + (index * splits + split) * (2 + head_dim) * 4
                 partial = carray(at(place), 2 + head_dim, np.float32)
                 _attend(query, keys, values, scale, scores, visible, partial)
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @worker
-def merge_splits(data):
+def merge_splits(job_at):
     """An item is one head of one row."""
-    job = carray(data, 1, _ATTENTION)[0]
+    job = carray(at(job_at), 1, _ATTENTION)[0]
     head_dim = job.head_dim
-    index = take_item(data)
+    index = take_item(job_at)
     while index < job.items:
         seen = (job.start + index // job.heads) // SPLIT_POSITIONS + 1
         place = job.partial + index * job.splits * (2 + head_dim) * 4
@@ -132,4 +132,4 @@ def merge_splits(data):
                 out[i] += factor * partial[split, 2 + i]
         for i in range(head_dim):
             out[i] /= total
-        index = take_item(data)
+        index = take_item(job_at)

@@ -65,27 +65,27 @@ def _multiply(task, first_row, rows, tile):
 
 
 @worker
-def multiply(data):
-    job = carray(data, 1, _MATMUL)[0]
+def multiply(job_at):
+    job = carray(at(job_at), 1, _MATMUL)[0]
     tasks = carray(at(job.tasks), job.task_count, _TASK)
     items = job.items
-    tile = job.tiles + take_thread(data) * job.tile_bytes
+    tile = job.tiles + take_thread(job_at) * job.tile_bytes
     current = 0
-    item = take_item(data)
+    item = take_item(job_at)
     while item < items:
         while item >= tasks[current].end_item:
             current += 1
         task = tasks[current]
         first_row = (item - task.first_item) * task.item_rows
         _multiply(task, first_row, min(task.item_rows, task.rows - first_row), tile)
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @worker
-def convert(data):
-    job = carray(data, 1, _CONVERT)[0]
+def convert(job_at):
+    job = carray(at(job_at), 1, _CONVERT)[0]
     items = job.items
-    row = take_item(data)
+    row = take_item(job_at)
     while row < items:
         call_convert(
             job.convert,
@@ -93,14 +93,14 @@ def convert(data):
             job.destination + row * job.destination_stride,
             job.width,
         )
-        row = take_item(data)
+        row = take_item(job_at)
 
 
 @worker
-def hidden(data):
-    job = carray(data, 1, _HIDDEN)[0]
+def hidden(job_at):
+    job = carray(at(job_at), 1, _HIDDEN)[0]
     items, width = job.items, job.width
-    row = take_item(data)
+    row = take_item(job_at)
     while row < items:
         address = job.gate + row * width * 4
         gate = carray(at(address), width, np.float32)
@@ -111,7 +111,7 @@ def hidden(data):
             call_convert(
                 job.convert, address, job.destination + row * job.destination_stride, width
             )
-        row = take_item(data)
+        row = take_item(job_at)
 
 
 @kernel("int64(int64, int64, int64, int64[::1], int32[::1], int32[::1], int32[::1])")

@@ -38,11 +38,11 @@ def _rows(job, item):
 
 
 @worker
-def rms_norm(data):
-    job = carray(data, 1, _NORM)[0]
+def rms_norm(job_at):
+    job = carray(at(job_at), 1, _NORM)[0]
     width = job.width
     weight = _floats(job.weight, width)
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         for row in _rows(job, item):
             x = _floats(job.x + row * width * 4, width)
@@ -50,14 +50,14 @@ def rms_norm(data):
             factor = np.float32(1.0 / np.sqrt(sum_of_squares(x, width) / width + job.eps))
             for i in range(width):
                 out[i] = x[i] * factor * weight[i]
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @worker
-def rope(data):
-    job = carray(data, 1, _ROPE)[0]
+def rope(job_at):
+    job = carray(at(job_at), 1, _ROPE)[0]
     half, heads, head_dim = job.half, job.heads, job.head_dim
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         for row in _rows(job, item):
             cos = _floats(job.cos + (job.start + row) * half * 4, half)
@@ -68,7 +68,7 @@ def rope(data):
                     first, second = x[i], x[half + i]
                     x[i] = first * cos[i] - second * sin[i]
                     x[half + i] = second * cos[i] + first * sin[i]
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @inner
@@ -84,13 +84,13 @@ def _next_best(scores, previous):
 
 
 @worker
-def route_sigmoid(data):
-    job = carray(data, 1, _ROUTE)[0]
+def route_sigmoid(job_at):
+    job = carray(at(job_at), 1, _ROUTE)[0]
     experts, top_k = job.experts, job.top_k
-    scratch = job.scratch + take_thread(data) * experts * 8
+    scratch = job.scratch + take_thread(job_at) * experts * 8
     p, scores = _floats(scratch, experts), _floats(scratch + experts * 4, experts)
     bias = _floats(job.bias, experts)
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         for row in _rows(job, item):
             logits = _floats(job.logits + row * experts * 4, experts)
@@ -111,14 +111,14 @@ def route_sigmoid(data):
             factor = np.float32(job.scale) / (total + np.float32(1e-20))
             for rank in range(top_k):
                 weights[rank] *= factor
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @worker
-def weighted_sum(data):
-    job = carray(data, 1, _SUM)[0]
+def weighted_sum(job_at):
+    job = carray(at(job_at), 1, _SUM)[0]
     terms, width = job.terms, job.width
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         for row in _rows(job, item):
             weights = _floats(job.weights + row * terms * 4, terms)
@@ -134,15 +134,15 @@ def weighted_sum(data):
                 shared = _floats(job.shared + row * width * 4, width)
                 for i in range(width):
                     out[i] += shared[i]
-        item = take_item(data)
+        item = take_item(job_at)
 
 
 @worker
-def embed(data):
-    job = carray(data, 1, _EMBED)[0]
+def embed(job_at):
+    job = carray(at(job_at), 1, _EMBED)[0]
     columns = job.columns
     ids = carray(at(job.ids), job.rows, np.int64)
-    item = take_item(data)
+    item = take_item(job_at)
     while item < job.items:
         for row in _rows(job, item):
             source = job.matrix + ids[row] * job.row_bytes
@@ -154,4 +154,4 @@ def embed(data):
                 original = _floats(source, columns)
                 for i in range(columns):
                     copy[i] = original[i]
-        item = take_item(data)
+        item = take_item(job_at)

@@ -2,9 +2,9 @@
 
 from infer.kernels.compiled_matmul import ConvertJob, convert
 from infer.kernels.ggml_library import GgmlLibrary
-from infer.kernels.jobs import prepared_job, run
+from infer.kernels.jobs import prepared_job
 from infer.kernels.scratch import Scratch
-from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.thread_team import ThreadTeam, run
 from shared.quants import TensorType
 
 _FORMATS = (
@@ -26,7 +26,7 @@ class Activations:
     def __init__(
         self, library: GgmlLibrary, team: ThreadTeam, scratch: Scratch, values: int
     ) -> None:
-        self._job = prepared_job(ConvertJob, team)
+        self._job = prepared_job(ConvertJob, team.at)
         self._values = -(-values // _LARGEST_BLOCK) * _LARGEST_BLOCK
         self._formats = {int(kind): library.activation_format(kind) for kind in _FORMATS}
         self._addresses = {

@@ -10,9 +10,9 @@ from infer.kernels.compiled_attention import (
     merge_splits,
 )
 from infer.kernels.ggml_library import GgmlLibrary
-from infer.kernels.jobs import prepared_job, run
+from infer.kernels.jobs import prepared_job
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
-from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.thread_team import ThreadTeam, run
 from shared.quants import TensorType
 
 # Partial results of as many rows as fit here are computed before they are merged.
@@ -27,7 +27,7 @@ class GgmlAttention:
         one_row = _partial_bytes(bounds.heads, bounds.head_dim, bounds.context)
         self._partial_bytes = max(one_row, _PARTIAL_BYTES)
         self._bounds = bounds
-        self._job = prepared_job(AttentionJob, team)
+        self._job = prepared_job(AttentionJob, team.at)
         self._job.partial = scratch.reserve(self._partial_bytes)
         self._job.tile_bytes = 4 * SPLIT_POSITIONS * (1 + 2 * bounds.head_dim)
         self._job.tiles = scratch.reserve(team.threads * self._job.tile_bytes)

@@ -19,7 +19,7 @@ from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.matmul_tasks import Matmul
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds, Scratch
-from infer.kernels.thread_team import thread_team
+from infer.kernels.thread_team import ThreadTeam
 
 
 class GgmlKernels:
@@ -36,7 +36,7 @@ class GgmlKernels:
         ConfigError where ggml's library cannot be used on this machine.
         """
         library = ggml_library.load()
-        team = thread_team(threads)
+        team = ThreadTeam(threads)
         scratch = Scratch()
         activations = Activations(library, team, scratch, bounds.tokens * bounds.columns)
         matmul = Matmul(team, scratch, max(bounds.columns, bounds.expert_columns))

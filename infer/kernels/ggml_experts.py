@@ -9,10 +9,10 @@ from infer.kernels.compiled_matmul import HiddenJob, Task, hidden, plan_tasks
 from infer.kernels.ggml_activations import Activations
 from infer.kernels.ggml_library import GgmlLibrary
 from infer.kernels.interface import ExpertBatch, ExpertFormat
-from infer.kernels.jobs import prepared_job, run
+from infer.kernels.jobs import prepared_job
 from infer.kernels.matmul_tasks import Matmul, activation_type, item_rows, task_template
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
-from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.thread_team import ThreadTeam, run
 from shared.quants import TensorType
 
 _TASK_BYTES = ctypes.sizeof(Task)
@@ -51,7 +51,7 @@ class GgmlExperts:
         self._up_rows = scratch.reserve(4 * self._hidden_values)
         self._first_tasks = scratch.reserve(2 * bounds.experts * _TASK_BYTES)
         self._down_tasks = scratch.reserve(bounds.experts * _TASK_BYTES)
-        self._activate = prepared_job(HiddenJob, team)
+        self._activate = prepared_job(HiddenJob, team.at)
         self._activate.gate, self._activate.up = self._gate_rows, self._up_rows
         most_pairs = max(bounds.pairs, bounds.tokens)
         self.every_pair = np.arange(most_pairs, dtype=np.int32)

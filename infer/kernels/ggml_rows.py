@@ -16,10 +16,10 @@ from infer.kernels.compiled_rows import (
     weighted_sum,
 )
 from infer.kernels.ggml_library import GgmlLibrary
-from infer.kernels.jobs import prepared_job, run
+from infer.kernels.jobs import prepared_job
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
-from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.thread_team import ThreadTeam, run
 
 # Fewer values than this are done sooner than another thread can be set to them.
 _ITEM_VALUES = 16384
@@ -31,11 +31,11 @@ class GgmlRows:
     ) -> None:
         self._library = library
         self._bounds = bounds
-        self._norm = prepared_job(NormJob, team)
-        self._rope = prepared_job(RopeJob, team)
-        self._route = prepared_job(RouteJob, team)
-        self._sum = prepared_job(SumJob, team)
-        self._embed = prepared_job(EmbedJob, team)
+        self._norm = prepared_job(NormJob, team.at)
+        self._rope = prepared_job(RopeJob, team.at)
+        self._route = prepared_job(RouteJob, team.at)
+        self._sum = prepared_job(SumJob, team.at)
+        self._embed = prepared_job(EmbedJob, team.at)
         self._route.scratch = scratch.reserve(team.threads * bounds.experts * 8)
 
     def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:

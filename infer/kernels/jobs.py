@@ -4,10 +4,10 @@ A record is a ctypes.Structure of eight-byte fields that Python fills by name, a
 of the same layout for compiled code. Fields are addresses, sizes in bytes or counts (int64), or
 reals (float64). Every job starts with this header:
 
-    next_item           the next item to work on, taken atomically by the threads
-    next_thread         how many threads have come so far, counted atomically
-    items               how many items there are
-    launcher, threads   the team (`infer.kernels.thread_team`)
+    next_item     the next item to work on, taken atomically by the threads
+    next_thread   how many threads have come so far, counted atomically
+    items         how many items there are
+    team          the address of the team (`infer.kernels.thread_team`), or 0
 
 Threads take the next item when they are done with one, so that a slow core takes fewer of them.
 Which thread computes an item never changes its bits.
@@ -16,14 +16,10 @@ Which thread computes an item never changes its bits.
 import ctypes
 from typing import Any
 
-import numpy as np
-from numba import carray
+from infer.kernels.numba_cache import inner
+from infer.kernels.numba_calls import atomic_add
 
-from infer.kernels.numba_cache import inner, kernel
-from infer.kernels.numba_calls import add_one, at, call_team, call_worker
-from infer.kernels.thread_team import ThreadTeam
-
-_HEADER = "next_item next_thread items launcher threads"
+_HEADER = "next_item next_thread items team"
 
 
 def structure(name: str, integers: str, reals: str = "") -> Any:
@@ -33,37 +29,22 @@ def structure(name: str, integers: str, reals: str = "") -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-def job_structure(name: str, integers: str, reals: str = "") -> Any:
+def job_structure(name: str, integers: str = "", reals: str = "") -> Any:
     return structure(name, f"{_HEADER} {integers}", reals)
 
 
-def prepared_job(kind: Any, team: ThreadTeam) -> Any:
-    """An empty job for this team; attribute `at` is its address."""
-    job = kind(launcher=team.launcher, threads=team.threads)
+def prepared_job(kind: Any, team: int) -> Any:
+    """An empty job for the team at this address; attribute `at` is the job's own."""
+    job = kind(team=team)
     job.at = ctypes.addressof(job)
     return job
 
 
 @inner
-def take_item(data):
-    return add_one(data, 0)
+def take_item(job):
+    return atomic_add(job, 1)
 
 
 @inner
-def take_thread(data):
-    return add_one(data, 1)
-
-
-HEADER_DTYPE = np.dtype(structure("Header", _HEADER))
-
-
-@kernel("void(int64, int64)")
-def run(job, worker):
-    """Work off the items of the job at this address; one item, or one thread, needs no team."""
-    header = carray(at(job), 1, HEADER_DTYPE)[0]
-    header.next_item = 0
-    header.next_thread = 0
-    if header.items == 1 or header.threads == 1:
-        call_worker(worker, job)
-    else:
-        call_team(header.launcher, worker, job, header.threads)
+def take_thread(job):
+    return atomic_add(job + 8, 1)

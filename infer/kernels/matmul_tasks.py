@@ -3,9 +3,9 @@
 from infer.kernels.compiled_matmul import MatmulJob, Task, multiply
 from infer.kernels.ggml_activations import Activations
 from infer.kernels.ggml_library import GgmlLibrary
-from infer.kernels.jobs import prepared_job, run
+from infer.kernels.jobs import prepared_job
 from infer.kernels.scratch import Scratch
-from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.thread_team import ThreadTeam, run
 from shared.quants import TensorType, row_bytes
 
 # Weights of an item: for few inputs small enough to share out among the threads, for many large
@@ -57,7 +57,7 @@ class Matmul:
     """Runs tasks; `columns` bounds their rows' width."""
 
     def __init__(self, team: ThreadTeam, scratch: Scratch, columns: int) -> None:
-        self._job = prepared_job(MatmulJob, team)
+        self._job = prepared_job(MatmulJob, team.at)
         # The dequantised weights of one item
         self._job.tile_bytes = 4 * max(_LARGE_ITEM_WEIGHTS, columns)
         self._job.tiles = scratch.reserve(team.threads * self._job.tile_bytes)

@@ -33,12 +33,12 @@ def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def worker(function: Callable[..., Any]) -> int:
-    """Compile `function(job: voidptr)` for calls from compiled code; the result is its address.
+    """Compile `function(job_at: int64)` for calls from compiled code; the result is its address.
 
     Every thread of a team calls it with the same job and takes items until none are left.
     """
     with _cache_directory() as cached:
-        compiled = numba.cfunc("void(voidptr)", cache=cached, **_OPTIONS)(function)
+        compiled = numba.cfunc("void(int64)", cache=cached, **_OPTIONS)(function)
     _KEPT.append(compiled)
     return compiled.address
 

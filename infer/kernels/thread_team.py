@@ -1,55 +1,186 @@
-"""The threads that kernels run on: torch's own OpenMP team.
+"""The threads that kernels run on.
 
-A parallel region is one call of the OpenMP runtime's entry GOMP_parallel, which gcc-compiled code
-uses and which LLVM's and Intel's runtimes offer too. Taking it from the runtime that torch has
-loaded means one team for both: a second one's idle threads would spin against the first's
-(`tools/bench_cpu_kernels.py` measures a launch).
+The caller publishes a job, works on it itself, and then waits only for those threads that have
+joined it: one that the system has not got round to running is not missed. (An OpenMP region waits
+for every thread of its team. Where other processes want the same processors, each of the hundred
+regions of a token then costs a time slice: `tools/bench_cpu_kernels.py`.)
+
+    state    generation of the job, whether it is open for joining, how many threads are in it
+    busy     1 while a caller uses the team; another caller then works alone
+    sleepers threads that wait for `wake`, after IDLE_POLLS looks at the state
+
+A thread joins by raising the count of an open job by compare-and-swap, and leaves by lowering it.
+The caller closes the job when no items are left, and returns when the count is zero. Threads that go
+to sleep count themselves, then look at the state once more; the caller publishes, then looks at the
+count: one of them sees the other.
 """
 
+import atexit
 import ctypes
 import os
-from dataclasses import dataclass
-from pathlib import Path
+import threading
 
-import torch
+import numpy as np
+from numba import carray
+
+from infer.kernels.jobs import job_structure, structure
+from infer.kernels.numba_cache import inner, kernel
+from infer.kernels.numba_calls import (
+    at,
+    atomic_add,
+    atomic_load,
+    atomic_replace,
+    atomic_swap,
+    call_nothing,
+    call_one,
+    call_two,
+)
 
 MAX_THREADS = 256
+# An idle thread looks at the state this often, offering its processor to others in between (about
+# 0.2 ms where there are none), before it sleeps.
+IDLE_POLLS = 500
+_OPEN = 1 << 16
+_COUNT = _OPEN - 1
+_GENERATION = 1 << 17
+
+_Team = structure(
+    "_Team",
+    # Fields that are polled have a cache line to themselves.
+    "state _1 _2 _3 _4 _5 _6 _7 sleepers _8 _9 _10 _11 _12 _13 _14"
+    " busy job worker stop yield_processor lock unlock wait wake mutex condition",
+)
+_TEAM = np.dtype(_Team)
+_SLEEPERS, _BUSY, _STOP = (getattr(_Team, name).offset for name in ("sleepers", "busy", "stop"))
+_HEADER = np.dtype(job_structure("Header"))
+# More than a pthread_mutex_t or pthread_cond_t takes anywhere
+_PTHREAD_OBJECT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@inner
+def _can_join(state, joined):
+    return state & _OPEN != 0 and state // _GENERATION != joined
+
+
+@inner
+def _sleep(team_at, team, joined):
+    call_one(team.lock, team.mutex)
+    atomic_add(team_at + _SLEEPERS, 1)
+    while not (_can_join(atomic_load(team_at), joined) or atomic_load(team_at + _STOP) != 0):
+        call_two(team.wait, team.condition, team.mutex)
+    atomic_add(team_at + _SLEEPERS, -1)
+    call_one(team.unlock, team.mutex)
+
+
+@inner
+def _wake_all(team):
+    call_one(team.lock, team.mutex)
+    call_one(team.wake, team.condition)
+    call_one(team.unlock, team.mutex)
+
+
+@kernel("void(int64)")
+def _serve(team_at):
+    """A thread's life."""
+    team = carray(at(team_at), 1, _TEAM)[0]
+    joined, polls = 0, 0
+    while atomic_load(team_at + _STOP) == 0:
+        state = atomic_load(team_at)
+        if _can_join(state, joined):
+            if atomic_replace(team_at, state, state + 1):
+                joined = state // _GENERATION
+                call_one(team.worker, team.job)
+                atomic_add(team_at, -1)
+                polls = 0
+        elif polls < IDLE_POLLS:
+            polls += 1
+            call_nothing(team.yield_processor)
+        else:
+            _sleep(team_at, team, joined)
+            polls = 0
+
+
+@kernel("void(int64, int64)")
+def run(job_at, worker):
+    """Work off the items of a job with its team; alone where that is absent, busy or not needed."""
+    job = carray(at(job_at), 1, _HEADER)[0]
+    job.next_item = 0
+    job.next_thread = 0
+    team_at = job.team
+    if job.items <= 1 or team_at == 0 or atomic_swap(team_at + _BUSY, 1) != 0:
+        call_one(worker, job_at)
+        return
+    team = carray(at(team_at), 1, _TEAM)[0]
+    team.job = job_at
+    team.worker = worker
+    generation = atomic_load(team_at) // _GENERATION + 1
+    atomic_swap(team_at, generation * _GENERATION + _OPEN)
+    if atomic_load(team_at + _SLEEPERS) > 0:
+        _wake_all(team)
+    call_one(worker, job_at)
+    atomic_add(team_at, -_OPEN)
+    while atomic_load(team_at) & _COUNT != 0:
+        call_nothing(team.yield_processor)
+    atomic_swap(team_at + _BUSY, 0)
+
+
 class ThreadTeam:
-    """`launcher` is the address of GOMP_parallel, or 0: then the caller's thread works alone."""
+    """`threads` with the caller's own; `at` is what a job's `team` field wants."""
 
-    threads: int
-    launcher: int
+    def __init__(self, threads: int | None = None) -> None:
+        """By default as many threads as there are processors for this process."""
+        wanted = _available_processors() if threads is None else threads
+        assert wanted >= 1
+        self.threads = min(wanted, MAX_THREADS)
+        self.at = 0
+        self._helpers: list[threading.Thread] = []
+        if self.threads == 1:
+            return
+        self._team = self._create()
+        self.at = ctypes.addressof(self._team)
+        for index in range(1, self.threads):
+            helper = threading.Thread(
+                target=_serve, args=(self.at,), name=f"kernel-{index}", daemon=True
+            )
+            helper.start()
+            self._helpers.append(helper)
+        # Helpers must not outlive the memory they poll.
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the helpers; jobs that still name the team must not be run again."""
+        if self._helpers:
+            self._team.stop = 1
+            self._libc.pthread_mutex_lock(self._mutex)
+            self._libc.pthread_cond_broadcast(self._condition)
+            self._libc.pthread_mutex_unlock(self._mutex)
+        for helper in self._helpers:
+            helper.join()
+        self._helpers.clear()
+        atexit.unregister(self.close)
+
+    def _create(self) -> ctypes.Structure:
+        self._libc = libc = ctypes.CDLL(None)
+        self._mutex = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
+        self._condition = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
+        libc.pthread_mutex_init(self._mutex, None)
+        libc.pthread_cond_init(self._condition, None)
+        return _Team(
+            yield_processor=_address(libc.sched_yield),
+            lock=_address(libc.pthread_mutex_lock),
+            unlock=_address(libc.pthread_mutex_unlock),
+            wait=_address(libc.pthread_cond_wait),
+            wake=_address(libc.pthread_cond_broadcast),
+            mutex=ctypes.addressof(self._mutex),
+            condition=ctypes.addressof(self._condition),
+        )
 
 
-def thread_team(threads: int | None = None) -> ThreadTeam:
-    """A team of `threads`, by default as many as the processors this process may use.
-
-    torch.set_num_threads should be given the same number: the runtime starts and ends threads
-    whenever the team's size changes.
-    """
-    if threads is None:
-        threads = _available_processors()
-    assert threads >= 1
-    launcher = _openmp_entry()
-    return ThreadTeam(min(threads, MAX_THREADS) if launcher else 1, launcher)
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _available_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _openmp_entry() -> int:
-    library = Path(torch.__file__).parent / "lib"
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        try:
-            # Looks through what torch's library was linked with, whatever its file is called.
-            entry = ctypes.CDLL(str(library / name)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        return ctypes.cast(entry, ctypes.c_void_p).value or 0
-    return 0

@@ -195,8 +195,8 @@ LEVEL_WITH_DEFAULT = (
             {None: "unset", "no_think": "False", "high": "True"},
         ),
         (
-            LEVEL_WITH_DEFAULT + "{{ e }} {{ enable_thinking }}",
-            {None: "max ", "no_think": "max False", "low": "low True", "high": "high True"},
+            "{{ reasoning_effort | default('unset') }} {{ enable_thinking }}",
+            {None: "unset ", "no_think": "unset False", "low": "low True", "high": "high True"},
         ),
     ],
 )

@@ -13,8 +13,9 @@ LETTERS = "ab<|é"
 
 @pytest.fixture(scope="module")
 def tokenizer(small_tokenizer):
-    """Token i is byte i; 256 is `ab`, 257 the control token `<end>`."""
-    return small_tokenizer(merges=["a b"], extra=[("<end>", TokenType.CONTROL)])
+    """Token i is byte i; tokens of several characters are ab, abab, <|, <|a and ab<|a."""
+    merges = ["a b", "ab ab", "< |", "<| a", "ab <|a"]
+    return small_tokenizer(merges=merges, extra=[("<end>", TokenType.CONTROL)])
 
 
 def stream_text(tokenizer, ids, stops=()):
@@ -44,7 +45,7 @@ def test_equals_decoding_at_once(tokenizer, data):
 
 
 def test_control_tokens_are_not_shown(tokenizer):
-    assert stream_text(tokenizer, [ord("x"), 257, ord("y")]) == ("xy", None)
+    assert stream_text(tokenizer, [ord("x"), tokenizer.token_id("<end>"), ord("y")]) == ("xy", None)
 
 
 def test_what_may_become_a_stop_string_is_held_back(tokenizer):
@@ -63,7 +64,13 @@ def test_held_text_is_given_out_at_the_end(tokenizer):
 
 
 def test_a_stop_string_within_one_token(tokenizer):
-    assert stream_text(tokenizer, [ord("x"), 256], ["b"]) == ("xa", "b")
+    assert stream_text(tokenizer, [ord("x"), tokenizer.token_id("ab")], ["b"]) == ("xa", "b")
+
+
+def test_within_one_token_the_first_to_be_complete_wins(tokenizer):
+    token = tokenizer.token_id("ab<|a")
+    assert stream_text(tokenizer, [token], ["ab<|", "b"]) == ("a", "b")
+    assert stream_text(tokenizer, [token], ["b<", "ab<"]) == ("", "ab<")
 
 
 def first_to_be_complete(text, stops):

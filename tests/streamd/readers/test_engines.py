@@ -37,12 +37,38 @@ def test_an_engine_takes_no_more_than_its_depth(engine_name, file):
     engine.close()
 
 
-def test_a_read_of_a_bad_descriptor_ends_with_its_errno(engine_name):
-    engine = make_engine(engine_name, DEPTH)
-    engine.submit(5, 9999, memoryview(bytearray(512)), 0)
+def read_once(engine, fd: int, buffer: memoryview, offset: int) -> list[tuple[int, int]]:
+    engine.submit(0, fd, buffer, offset)
     engine.flush()
     assert bell_of(engine).poll(PATIENCE_MS)
-    assert engine.reap() == [(5, -errno.EBADF)]
+    return engine.reap()
+
+
+def test_memory_is_used_again_for_reads_of_other_lengths(engine_name, file, content):
+    engine = make_engine(engine_name, DEPTH)
+    memory = memoryview(mmap.mmap(-1, 8192))
+    for size in (8192, 512, 4096, 8192):
+        memory[:] = bytes(8192)
+        assert read_once(engine, file.fd, memory[:size], 512) == [(0, size)]
+        assert memory == content[512 : 512 + size] + bytes(8192 - size)
+    engine.close()
+
+
+def test_more_buffers_than_an_engine_remembers(engine_name, file, content, monkeypatch):
+    if engine_name == "liburing":
+        monkeypatch.setattr("streamd.readers.liburing_engine.IOVECS_MAX", 2)
+    engine = make_engine(engine_name, DEPTH)
+    memory = memoryview(mmap.mmap(-1, 5 * 4096))
+    for index in [*range(5), *range(5)]:
+        part = memory[index * 4096 : (index + 1) * 4096]
+        assert read_once(engine, file.fd, part, index * 512) == [(0, 4096)]
+        assert part == content[index * 512 : index * 512 + 4096]
+    engine.close()
+
+
+def test_a_read_of_a_bad_descriptor_ends_with_its_errno(engine_name):
+    engine = make_engine(engine_name, DEPTH)
+    assert read_once(engine, 9999, memoryview(bytearray(512)), 0) == [(0, -errno.EBADF)]
     engine.close()
 
 
@@ -58,6 +84,8 @@ def test_a_ring_never_waits_for_a_read(engine_name):
     engine.flush()
     assert engine.reap() == []
     assert time.monotonic() - begun_s < 1.0
+    with pytest.raises(BufferError):
+        buffer.append(0)  # it is held in its place while the kernel may write to it
     bell = bell_of(engine)
     assert bell.poll(20) == []
     os.write(pipe_in, b"late")

@@ -1,0 +1,158 @@
+"""The states of the model of docs/protocol.md, and the one form in which equal states are equal.
+
+Everything is a tuple of small integers and words, so that a state can be a dictionary's key.
+What has no bound in the protocol has one here: epochs are replaced by their ranks, section numbers
+by "this section" and "an earlier one", experts by the order in which the clients miss them.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+FREE, READING, LIVE, LIMBO = "free", "reading", "live", "limbo"
+# Where the daemon stands: between two steps, or after one of the parts of a step.
+READY, OBSERVED, GIVEN, RETIRED = "ready", "observed", "given", "retired"
+NONE = 0  # as an epoch: nothing published, or no stamp yet
+THIS_SECTION, EARLIER_SECTION = 1, 2  # whose fetches are under way, as bits
+
+ENTRY = ("begun", "epoch read", "published")
+SECTION = (*ENTRY, "lookup", "send", "wait", "compute", "check", "leave")
+WAIT_OVER = ("compute", "check", "leave", "idle")
+
+
+class ProtocolBroken(Exception):
+    """A step was taken that must never be possible."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The numbers of a model, what may happen in it, and which rule is left out of it."""
+
+    clients: int = 2
+    wave: int = 1
+    slots: int = 4
+    warm: bool = False  # only the reserve is FREE, the other slots are LIVE
+    late: bool = False  # the last client attaches some time later
+    sections: tuple[int, ...] = ()  # how many each client may begin; empty: any number
+    abandoners: int = -1  # one bit a client: may leave a section before its reads are done
+    fault: str = ""  # "stall", "death", "restart" or "failed read": once, at any time
+    prefetch: bool = False
+    split: bool = False  # clients step between any two parts of the daemon's step
+    broken: str = ""
+
+
+class Slot(NamedTuple):
+    """`pins`, `old_pins` and `readers` have one bit a client."""
+
+    kind: str = FREE
+    expert: int = 0  # 0: one that no client has missed in its present section
+    stamp: int = NONE
+    pins: int = 0  # pinned for the client's present section
+    old_pins: int = 0  # pinned for a section it has left, which the daemon has not seen yet
+    readers: int = 0  # who has looked the slot up in its present section and may read it
+
+
+class Client(NamedTuple):
+    at: str  # "dead", "away", "attaching", "idle" or one of SECTION
+    sections_left: int = -1  # how many it may still begin; negative: any number
+    read: int = NONE  # the epoch it has read and not yet checked again
+    published: int = NONE
+    looked_up: int = 0  # experts looked up so far
+    misses: tuple[tuple[int, bool], ...] = ()  # (expert, found in the table since)
+    mail: int = 0  # fetches on their way to the daemon
+    asked: int = 0  # fetches that the daemon has and has not answered in full
+    torn: bool = False  # a slot it may read has been overwritten
+    stalled: bool = False
+    revoked: bool = False
+    lost: bool = False  # its daemon is dead: what it maps is the memory of before
+
+
+class State(NamedTuple):
+    phase: str
+    epoch: int
+    attached: int  # one bit a client, as the daemon knows it
+    joining: int  # the client whose attach this step answers
+    snapshot: tuple[int, ...]  # every `published` as this step has read it
+    faults_left: int
+    clients: tuple[Client, ...]
+    slots: tuple[Slot, ...]
+
+    def client(self, c: int, **changes: Any) -> "State":
+        clients = list(self.clients)
+        clients[c] = clients[c]._replace(**changes)
+        return self._replace(clients=tuple(clients))
+
+    def slot(self, i: int, **changes: Any) -> "State":
+        slots = list(self.slots)
+        slots[i] = slots[i]._replace(**changes)
+        return self._replace(slots=tuple(slots))
+
+    def count(self, kind: str) -> int:
+        return sum(x.kind == kind for x in self.slots)
+
+    def unlike_slots(self) -> list[tuple[int, Slot]]:
+        """One slot of each sort with its index: equal slots stand side by side."""
+        return [next(same) for _, same in groupby(enumerate(self.slots), key=lambda pair: pair[1])]
+
+
+def canonical(s: State, daemon_step_is_atomic: bool) -> State:
+    """`s` without what cannot make a difference to any later step."""
+    s = _compress_epochs(s)
+    if daemon_step_is_atomic:
+        s = _forget_left_sections(s)
+    clients = list(s.clients)
+    names = {0: 0}
+    for c, x in enumerate(clients):
+        if x.misses and x.at in WAIT_OVER and not (x.mail | x.asked) & THIS_SECTION:
+            clients[c] = x._replace(misses=())
+        for expert, _ in clients[c].misses:
+            names.setdefault(expert, len(names))
+    for c, x in enumerate(clients):
+        if x.misses:
+            clients[c] = x._replace(misses=tuple((names[e], found) for e, found in x.misses))
+    slots = [x._replace(expert=names.get(x.expert, 0)) if x.expert else x for x in s.slots]
+    return s._replace(clients=tuple(clients), slots=tuple(sorted(slots)))
+
+
+def _compress_epochs(s: State) -> State:
+    """Epochs as ranks among those that clients have published, or have read and may publish.
+
+    A stamp is only compared with those, and with later ones than any stamp: the rank of the
+    smallest of them that lets the slot go stands for it.
+    """
+    epochs = {NONE, s.epoch, *s.snapshot}
+    for x in s.clients:
+        epochs.add(x.read)
+        epochs.add(x.published)
+    if len(epochs) == s.epoch + 1:
+        return s
+    known = sorted(epochs)
+    rank = [bisect_left(known, epoch) for epoch in range(s.epoch + 1)]
+    clients = tuple(
+        x._replace(read=rank[x.read], published=rank[x.published]) if x.read or x.published else x
+        for x in s.clients
+    )
+    slots = tuple(x._replace(stamp=rank[x.stamp]) if x.stamp else x for x in s.slots)
+    snapshot = tuple(rank[epoch] for epoch in s.snapshot)
+    return s._replace(epoch=rank[s.epoch], snapshot=snapshot, clients=clients, slots=slots)
+
+
+def _forget_left_sections(s: State) -> State:
+    """`s` without pins and fetches of sections that are over.
+
+    An atomic step drops them before they play a part in anything. In a split one they do play
+    one, for `published` and `section` are read at two times.
+    """
+    inside = sum(1 << c for c, x in enumerate(s.clients) if x.published)
+    slots = tuple(
+        x._replace(pins=x.pins & inside, old_pins=0) if x.old_pins or x.pins & ~inside else x
+        for x in s.slots
+    )
+    clients = tuple(
+        x._replace(mail=x.mail & (inside >> c & 1), asked=x.asked & (inside >> c & 1))
+        if x.mail or x.asked
+        else x
+        for c, x in enumerate(s.clients)
+    )
+    return s._replace(clients=clients, slots=slots)
