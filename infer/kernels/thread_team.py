@@ -10,9 +10,9 @@ regions of a token then costs a time slice: `tools/bench_cpu_kernels.py`.)
     sleepers threads that wait for `wake`, after IDLE_POLLS looks at the state
 
 A thread joins by raising the count of an open job by compare-and-swap, and leaves by lowering it.
-The caller closes the job when no items are left, and returns when the count is zero. Threads that go
-to sleep count themselves, then look at the state once more; the caller publishes, then looks at the
-count: one of them sees the other.
+The caller closes the job when no items are left, and returns when the count is zero. A thread that
+goes to sleep counts itself, then looks at the state once more; the caller publishes, then looks at
+that count: one of them sees the other.
 """
 
 import atexit

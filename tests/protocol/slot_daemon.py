@@ -76,12 +76,9 @@ def _give(setup: Setup, s: State) -> Iterator[Outcome]:
         Slot(readers=x.readers) if x.kind == LIMBO and x.stamp <= oldest else x for x in s.slots
     ]
     asking = [c for c, x in enumerate(s.clients) if x.asked & THIS_SECTION]
-    for c in asking:
-        for expert, _ in s.clients[c].misses:
-            for i, x in enumerate(slots):
-                if x.expert == expert and x.kind in (LIVE, READING) and setup.broken != "pin":
-                    slots[i] = x._replace(pins=x.pins | 1 << c)
     s = s._replace(slots=tuple(slots), phase=GIVEN)
+    for c in asking:
+        s = _pinned(setup, s, c)
     for order in permutations(asking):
         after, given = s, ""
         for c in order:
@@ -94,14 +91,26 @@ def _give(setup: Setup, s: State) -> Iterator[Outcome]:
 
 def _serve(setup: Setup, s: State, c: int) -> Outcome:
     """Gives client `c` slots for what it has asked for, as many as the rules allow."""
-    unmet, given = _unmet(s, c), ""
-    for expert in unmet:
+    s, given = _pinned(setup, s, c), ""
+    for expert in _unmet(s, c):
         if not _may_give(setup, s, c):
             return given, s
         pins = 0 if setup.broken == "pin" else 1 << c
         s = _overwritten(s, Slot(READING, expert, pins=pins))
         given += f" client {c} a slot for expert {expert},"
     return given, s.client(c, asked=0)
+
+
+def _pinned(setup: Setup, s: State, c: int) -> State:
+    """Pins what client `c` has missed and a slot holds by now, or will when its read is done."""
+    missed = {expert for expert, _ in s.clients[c].misses}
+    if setup.broken == "pin":
+        return s
+    slots = tuple(
+        x._replace(pins=x.pins | 1 << c) if x.expert in missed and x.kind in (LIVE, READING) else x
+        for x in s.slots
+    )
+    return s._replace(slots=slots)
 
 
 def _unmet(s: State, c: int) -> list[int]:

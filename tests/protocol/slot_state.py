@@ -88,6 +88,14 @@ class State(NamedTuple):
         slots[i] = slots[i]._replace(**changes)
         return self._replace(slots=tuple(slots))
 
+    def __str__(self) -> str:
+        lines = [f"daemon {self.phase}, epoch {self.epoch}, attached {self.attached:b}"]
+        for name, records in (("client", self.clients), ("slot", self.slots)):
+            for i, x in enumerate(records):
+                set_fields = [f"{k}={v}" for k, v in x._asdict().items() if v and v != -1]
+                lines.append(f"{name} {i}: {', '.join(set_fields)}")
+        return "\n".join(lines)
+
     def count(self, kind: str) -> int:
         return sum(x.kind == kind for x in self.slots)
 
