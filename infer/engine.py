@@ -33,7 +33,7 @@ class Engine:
         self.client = SlotClient(name, index, experts)
         try:
             mapping = self.client.mapping
-            bounds = _bounds(index, experts, self.shape, config.chunk, context)
+            bounds = kernel_bounds(index, experts, self.shape, config.chunk, context)
             kernels = choose_kernels(bounds, config.threads or None)
             weights = Weights(index, mapping.attached.align, mapping.resident_address, mapping)
             parts = Parts(index, experts, weights, kernels, self.client, context)
@@ -89,7 +89,7 @@ class Engine:
         self.kv.make_room(len(ids))
 
 
-def _bounds(
+def kernel_bounds(
     index: GgufIndex, experts: ExpertIndex, shape: ModelShape, chunk: int, context: int
 ) -> KernelBounds:
     """The largest call the model makes: a whole chunk through its widest matrix."""

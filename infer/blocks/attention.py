@@ -68,4 +68,4 @@ class GqaAttention:
         kernels.rope(k, self._rope.cos, self._rope.sin, start)
         kv.store(layer, start, k, v)
         mixed = kernels.attention(q, kv.keys[layer], kv.values[layer], start, self._scale)
-        return kernels.linear(mixed.view(token_count, -1), self._output, exact)[0]
+        return kernels.linear(mixed.reshape(token_count, -1), self._output, exact)[0]

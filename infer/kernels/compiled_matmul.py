@@ -26,12 +26,12 @@ Task = structure(
     " inputs input_stride input_rows outputs output_stride output_rows count",
 )
 MatmulJob = job_structure("MatmulJob", "tasks task_count tiles tile_bytes")
-# Rows of floats -> rows of activations; an item is one row.
+# Floats -> blocks of activations, all contiguous; an item is item_values floats, item_bytes after.
 ConvertJob = job_structure(
-    "ConvertJob", "convert width source source_stride destination destination_stride"
+    "ConvertJob", "from_float values source destination item_values item_bytes"
 )
-# gate = silu(gate) * up, then converted where convert is not 0; an item is one row.
-HiddenJob = job_structure("HiddenJob", "gate up width convert destination destination_stride")
+# gate = silu(gate) * up, then converted where from_float is not 0; an item is one row.
+HiddenJob = job_structure("HiddenJob", "gate up width from_float destination destination_stride")
 _TASK = np.dtype(Task)
 _MATMUL = np.dtype(MatmulJob)
 _CONVERT = np.dtype(ConvertJob)
@@ -84,16 +84,16 @@ def multiply(job_at):
 @worker
 def convert(job_at):
     job = carray(at(job_at), 1, _CONVERT)[0]
-    items = job.items
-    row = take_item(job_at)
-    while row < items:
+    item = take_item(job_at)
+    while item < job.items:
+        first = item * job.item_values
         call_convert(
-            job.convert,
-            job.source + row * job.source_stride,
-            job.destination + row * job.destination_stride,
-            job.width,
+            job.from_float,
+            job.source + first * 4,
+            job.destination + item * job.item_bytes,
+            min(job.item_values, job.values - first),
         )
-        row = take_item(job_at)
+        item = take_item(job_at)
 
 
 @worker
@@ -107,9 +107,9 @@ def hidden(job_at):
         up = carray(at(job.up + row * width * 4), width, np.float32)
         for i in range(width):
             gate[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
-        if job.convert != 0:
+        if job.from_float != 0:
             call_convert(
-                job.convert, address, job.destination + row * job.destination_stride, width
+                job.from_float, address, job.destination + row * job.destination_stride, width
             )
         row = take_item(job_at)
 

@@ -15,6 +15,8 @@ _FORMATS = (
     TensorType.Q8_K,
 )
 _LARGEST_BLOCK = 256
+# What is converted in the time that another thread takes to join
+_ITEM_VALUES = 1024
 
 
 class Activations:
@@ -47,12 +49,11 @@ class Activations:
         return 0 if kind == TensorType.F32 else self._formats[kind].from_float
 
     def convert(self, kind: int, source: int, rows: int, width: int) -> None:
-        """Convert float32 [rows, width] at the address `source`."""
+        """Convert float32 [rows, width] at the address `source`; rows are whole blocks."""
         assert rows * width <= self._values
-        job = self._job
-        job.convert = self._formats[kind].from_float
-        job.width = width
-        job.source, job.source_stride = source, width * 4
-        job.destination, job.destination_stride = self._addresses[kind], self.stride(kind, width)
-        job.items = rows
+        form, job = self._formats[kind], self._job
+        job.from_float, job.values = form.from_float, rows * width
+        job.source, job.destination = source, self._addresses[kind]
+        job.item_values, job.item_bytes = _ITEM_VALUES, form.row_bytes(_ITEM_VALUES)
+        job.items = -(-job.values // _ITEM_VALUES)
         run(job.at, convert)

@@ -113,7 +113,7 @@ class GgmlExperts:
     def _activate_hidden(self, prepared: _Prepared, count: int, d_ff: int) -> None:
         job, kind = self._activate, prepared.down_kind
         job.items, job.width = count, d_ff
-        job.convert = self._hidden.from_float(kind)
+        job.from_float = self._hidden.from_float(kind)
         job.destination, job.destination_stride = prepared.down.inputs, prepared.down.input_stride
         run(job.at, hidden)
 

@@ -120,8 +120,9 @@ class GgmlLibrary:
         if type_id in GEOMETRY:
             base = self._base.ggml_get_type_traits(type_id).contents
             cpu = self._cpu.ggml_get_type_traits_cpu(type_id).contents
-            if cpu.vec_dot and (base.to_float or type_id == TensorType.F32):
-                return TypeFunctions(cpu.vec_dot, cpu.vec_dot_type, base.to_float or 0)
+            to_float = self._to_float(type_id, base.to_float or 0)
+            if cpu.vec_dot and (to_float or type_id == TensorType.F32):
+                return TypeFunctions(cpu.vec_dot, cpu.vec_dot_type, to_float)
         name = GEOMETRY[type_id].name if type_id in GEOMETRY else f"type {type_id}"
         raise UnsupportedModel(
             f"weights of {name} cannot be multiplied on the CPU",
@@ -134,6 +135,12 @@ class GgmlLibrary:
         cpu = self._cpu.ggml_get_type_traits_cpu(activation_type).contents
         assert cpu.from_float
         return ActivationFormat(cpu.from_float, base.block_weights, base.block_bytes)
+
+    def _to_float(self, type_id: int, generic: int) -> int:
+        """The table's entry for F16 goes value by value; the CPU library has a vector one."""
+        if type_id == TensorType.F16:
+            return ctypes.cast(self._cpu.ggml_cpu_fp16_to_fp32, ctypes.c_void_p).value or generic
+        return generic
 
     def _require_instructions(self, host: Mapping[str, bool]) -> None:
         for name, feature in _INSTRUCTION_SETS.items():

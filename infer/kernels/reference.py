@@ -59,7 +59,7 @@ def route_sigmoid(
 ) -> tuple[Tensor, Tensor]:
     p = logits.sigmoid()
     scores = p if bias is None else p + bias
-    ids = scores.sort(-1, descending=True, stable=True).indices[:, :top_k]
+    ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     chosen = p.gather(-1, ids)
     return ids.to(torch.int32), chosen / (chosen.sum(-1, keepdim=True) + 1e-20) * scale
 

@@ -1,14 +1,22 @@
-"""A vocabulary small enough to write expectations by hand."""
+"""A vocabulary small enough to write expectations by hand, and models without a daemon."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from infer.bpe import BYTE_ALPHABET
+from infer.engine import kernel_bounds
+from infer.families import Parts, family_of
+from infer.kv_cache import KvCache
 from infer.tokenizer import Tokenizer
 from infer.vocabulary import TokenType
+from infer.weights import Weights
+from shared.experts import ExpertIndex, resident_tensors
+from shared.gguf_index import GgufIndex
+from shared.resident import resident_layout
 
 
 def _metadata(merges=("a b", "ab c"), extra=(), pre="gpt-2", **keys) -> dict[str, Any]:
@@ -37,3 +45,55 @@ def small_metadata() -> Callable[..., dict[str, Any]]:
 def small_tokenizer() -> Callable[..., Tokenizer]:
     """Builds the tokenizer of such metadata."""
     return lambda **arguments: Tokenizer.from_metadata(_metadata(**arguments))
+
+
+class LocalModel:
+    """A model computed without a daemon: experts straight from the file, in waves of any width."""
+
+    def __init__(self, path, kernels_of, wave_experts=10**6, context=64, chunk=64, exact=True):
+        self.index = GgufIndex.open(path)
+        self.experts = ExpertIndex.from_gguf(self.index)
+        self._file = np.fromfile(path, np.uint8)
+        self._wave_experts = wave_experts
+        self.read_counts: dict[int, int] = {}
+        self.exact, self.chunk = exact, chunk
+        family = family_of(self.index)
+        self.shape = family.read_shape(self.index)
+        bounds = kernel_bounds(self.index, self.experts, self.shape, chunk, context)
+        weights = Weights(self.index, 1, self._resident_region(), self)
+        parts = Parts(self.index, self.experts, weights, kernels_of(bounds), self, context)
+        self.model = family.build(parts)
+        self.kv = KvCache(
+            *(self.shape.n_layers, context, self.shape.kv_heads, self.shape.head_dim, exact),
+            torch.device("cpu"),
+        )
+
+    def _resident_region(self) -> int:
+        layout = resident_layout(resident_tensors(self.index), 1)
+        self._resident = np.zeros(layout.total_bytes, np.uint8)
+        for placed in layout.tensors:
+            tensor = placed.tensor
+            source = self._file[tensor.offset : tensor.offset + tensor.byte_count]
+            self._resident[placed.payload_offset : placed.payload_offset + len(source)] = source
+        return self._resident.ctypes.data
+
+    def wave_experts(self, layer: int) -> int:
+        return self._wave_experts
+
+    def read(self, layer, experts, use_counts, compute) -> None:
+        assert len(set(experts.tolist())) == len(experts) <= self._wave_experts
+        self.read_counts[layer] = self.read_counts.get(layer, 0) + 1
+        compute(self._file.ctypes.data + self.experts.part_offsets[layer, experts])
+
+    def logits(self, ids, tap=None) -> np.ndarray:
+        rows = []
+        with torch.inference_mode():
+            for first in range(0, len(ids), self.chunk):
+                chunk = torch.tensor(ids[first : first + self.chunk], dtype=torch.int64)
+                rows.append(self.model.forward(chunk, self.kv, self.exact, False, tap).numpy())
+        return np.concatenate(rows)
+
+
+@pytest.fixture(scope="session")
+def local_model() -> type[LocalModel]:
+    return LocalModel

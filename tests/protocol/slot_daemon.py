@@ -130,10 +130,7 @@ def _may_give(setup: Setup, s: State, c: int | None) -> bool:
     age = (s.epoch + 1, 0) if c is None else (s.snapshot[c], c)
     shares = 0
     for y, epoch in enumerate(s.snapshot):
-        older = bool(epoch) and (epoch, y) < age
-        if setup.broken == "age":
-            older = y != c and bool(s.attached >> y & 1)
-        if older:
+        if epoch and y != c and ((epoch, y) < age or setup.broken == "age"):
             shares += setup.wave - sum((x.pins | x.old_pins) >> y & 1 for x in s.slots)
     kept = free - 1 + limbo
     if setup.broken == "surplus":
