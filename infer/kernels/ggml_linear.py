@@ -33,13 +33,15 @@ class _Variant:
         """Number the items for this many inputs."""
         if inputs == self._inputs:
             return
-        self._inputs, self.items = inputs, 0
+        items = 0
         for task in self.tasks:
             task.count = inputs
             task.item_rows = item_rows(task.columns, inputs)
-            task.first_item = self.items
-            self.items += -(-task.rows // task.item_rows)
-            task.end_item = self.items
+            task.first_item = items
+            items += -(-task.rows // task.item_rows)
+            task.end_item = items
+        # Last, so that a plan cut short by Ctrl-C is made again.
+        self.items, self._inputs = items, inputs
 
 
 class GgmlGroup:

@@ -3,7 +3,7 @@
 The caller publishes a job, works on it itself, and then waits only for those threads that have
 joined it: one that the system has not got round to running is not missed. (An OpenMP region waits
 for every thread of its team. Where other processes want the same processors, each of the hundred
-regions of a token then costs a time slice: `tools/bench_cpu_kernels.py`.)
+regions of a token may then cost a time slice: a decode step of 1.5 ms took 10 to 100 ms.)
 
     state    generation of the job, whether it is open for joining, how many threads are in it
     busy     1 while a caller uses the team; another caller then works alone

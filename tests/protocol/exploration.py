@@ -45,10 +45,10 @@ class Graph:
         return Violation("\n".join([*lines, str(self.states[i]), why]))
 
 
-def explore(setup: Setup) -> list[State]:
-    """Every state that can be reached; raises Violation."""
+def explore(setup: Setup, start: State | None = None) -> list[State]:
+    """Every state that can be reached from the setup's start or another; raises Violation."""
     model = SlotModel(setup)
-    start = model.start()
+    start = model.canonical(start or model.start())
     number = {start: 0}
     graph = Graph(model, [start], [0], [0], [], [])
     for i, state in enumerate(graph.states):  # which grows meanwhile

@@ -82,6 +82,9 @@ def _lookups(setup: Setup, s: State, c: int) -> Iterator[tuple[str, State]]:
         at = "send" if misses else "compute"
         return after.client(c, at=at, looked_up=0, misses=misses)
 
+    yield f"misses expert {unnamed}", looked_up(s, unnamed)
+    if setup.only_new_experts:
+        return
     for i, x in s.unlike_slots():
         if x.expert in mine:
             continue
@@ -90,7 +93,7 @@ def _lookups(setup: Setup, s: State, c: int) -> Iterator[tuple[str, State]]:
         elif x.kind == READING:
             expert = x.expert or unnamed
             yield f"misses the expert read to slot {i}", looked_up(s.slot(i, expert=expert), expert)
-    for expert in [*sorted(missed - resident - mine), unnamed]:
+    for expert in missed - resident - mine:
         yield f"misses expert {expert}", looked_up(s, expert)
 
 

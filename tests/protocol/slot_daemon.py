@@ -52,8 +52,6 @@ def _observe(setup: Setup, s: State) -> Iterator[Outcome]:
         seen = [now | {last} for now, last in zip(seen, s.snapshot, strict=True)]
     for snapshot in product(*seen):
         after = s._replace(clients=clients, attached=attached, joining=joining, phase=OBSERVED)
-        if setup.broken == "section last":
-            after = _without_left_sections(after, attached)
         yield f"reads published {snapshot}", after._replace(snapshot=snapshot)
 
 
@@ -69,8 +67,7 @@ def _without_left_sections(s: State, inside: int) -> State:
 def _give(setup: Setup, s: State) -> Iterator[Outcome]:
     """Reads every `section`; LIMBO to FREE; pins what is there; gives slots in some order."""
     inside = sum(1 << c for c, epoch in enumerate(s.snapshot) if epoch)
-    if setup.broken != "section last":
-        s = _without_left_sections(s, inside)
+    s = _without_left_sections(s, inside)
     oldest = min((epoch for epoch in s.snapshot if epoch), default=s.epoch)
     slots = [
         Slot(readers=x.readers) if x.kind == LIMBO and x.stamp <= oldest else x for x in s.slots

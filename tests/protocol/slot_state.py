@@ -37,6 +37,7 @@ class Setup:
     sections: tuple[int, ...] = ()  # how many each client may begin; empty: any number
     abandoners: int = -1  # one bit a client: may leave a section before its reads are done
     fault: str = ""  # "stall", "death", "restart" or "failed read": once, at any time
+    only_new_experts: bool = False  # each section wants what nobody has or wants
     prefetch: bool = False
     split: bool = False  # clients step between any two parts of the daemon's step
     broken: str = ""
