@@ -7,20 +7,18 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import zmq
 
-from shared import membarrier, shm
-from shared.arena import ArenaLayout
+from infer.mapping import map_memory
+from shared import membarrier
 from shared.errors import ClientRevoked, DaemonLost, ProtocolMismatch
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
-from shared.residency import ClientArea, ResidencyTable, TableShape
-from shared.runtime_dir import Endpoints
+from shared.runtime_dir import Endpoints, running_daemons
 from shared.wire import (
     ATTACHED_DESCRIPTOR_COUNT,
     MAX_MESSAGE_BYTES,
@@ -38,25 +36,15 @@ from shared.wire import (
 )
 
 ATTACH_DEADLINE_S = 30.0
+# Reading the resident tensors of the largest models from a slow disk.
+LOAD_DEADLINE_S = 600.0
+CONNECT_PAUSE_S = 0.05
 # Longer than any sound disk takes for a wave; a daemon that hangs must not hang us.
 FETCH_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 5.0
 MAX_REVOCATIONS = 5
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """The daemon's memory in our address space, and the numbers that belong to it."""
-
-    attached: Attached
-    table: ResidencyTable
-    area: ClientArea
-    arena_address: int
-    resident_address: int
-    stretch_offsets: npt.NDArray[np.int64]  # [slots, 3]
-    keepalive: tuple[object, ...]
 
 
 class SlotClient:
@@ -70,6 +58,7 @@ class SlotClient:
         self._endpoints = Endpoints.of(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
+        self._past_hits = self._past_misses = 0  # of attachments that were revoked
         membarrier.register()
         self._attach()
 
@@ -79,7 +68,7 @@ class SlotClient:
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             attached, descriptors = self._shake_hands()
-            self.mapping = _map(attached, descriptors[:-1], self.experts)
+            self.mapping = map_memory(attached, descriptors[:-1], self.experts)
         except BaseException:
             self._unix.close()
             raise
@@ -98,7 +87,7 @@ class SlotClient:
     def _shake_hands(self) -> tuple[Attached, list[int]]:
         self._unix.settimeout(ATTACH_DEADLINE_S)
         try:
-            self._unix.connect(str(self._endpoints.unix_path))
+            self._connect()
             self._unix.sendall(encode(Attach(os.getpid(), self._shards)))
             frame, descriptors, _, _ = socket.recv_fds(
                 self._unix, MAX_MESSAGE_BYTES, ATTACHED_DESCRIPTOR_COUNT
@@ -111,13 +100,31 @@ class SlotClient:
         if isinstance(answer, Refused):
             raise answer.error()
         if not isinstance(answer, Attached) or len(descriptors) != ATTACHED_DESCRIPTOR_COUNT:
-            raise ProtocolMismatch("the daemon answered attach with something else")
+            raise ProtocolMismatch(
+                "the daemon answered attach with something else",
+                "daemon and client are of different versions: restart the daemon",
+            )
         return answer, descriptors
+
+    def _connect(self) -> None:
+        """A daemon has its name before it has its sockets: it loads the model in between."""
+        deadline_s = time.monotonic() + LOAD_DEADLINE_S
+        while True:
+            try:
+                self._unix.connect(str(self._endpoints.unix_path))
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                names = [record.name for record in running_daemons()]
+                if self._endpoints.name not in names or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(CONNECT_PAUSE_S)
 
     def _detach(self) -> None:
         self._dealer.close()
         self._unix.close()
-        os.close(self._doorbell)
+        if self._doorbell >= 0:
+            os.close(self._doorbell)
+            self._doorbell = -1  # attaching again may fail, and `close` comes after that too
 
     def close(self) -> None:
         self._detach()
@@ -162,6 +169,7 @@ class SlotClient:
             if not revoked:
                 return result
             # We were stopped for too long and the slots may have been reused under us.
+            self._past_hits, self._past_misses = self.lookups
             self._detach()
             self._attach()
         raise ClientRevoked(
@@ -238,6 +246,12 @@ class SlotClient:
 
     # Other requests
 
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Hits and misses so far."""
+        area = self.mapping.area
+        return self._past_hits + area.hits, self._past_misses + area.misses
+
     def stats(self) -> dict[str, Any]:
         """The daemon's statistics, as in `streamd stats --json`."""
         self._send(StatsRequest())
@@ -252,32 +266,3 @@ class SlotClient:
             self._dealer.send(encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
             raise self._lost("it takes no requests") from error
-
-
-def _map(attached: Attached, descriptors: list[int], experts: ExpertIndex) -> Mapping:
-    """Map what the daemon handed out; its descriptors are not needed any longer then."""
-    shape = TableShape(attached.n_layers, attached.n_experts)
-    parts = tuple(c.part_bytes for c in experts.classes)
-    layout = ArenaLayout(parts, tuple(attached.class_slot_counts), attached.align)
-    if (shape.n_layers, shape.n_experts) != (experts.n_layers, experts.n_experts) or (
-        layout.total_bytes != attached.arena_bytes
-    ):
-        raise ProtocolMismatch("the daemon serves another model than this file")
-    table_fd, area_fd, arena_fd, resident_fd = descriptors
-    table_region = shm.map_readonly(table_fd, shape.table_bytes)
-    area_region = shm.map_writable(area_fd, shape.area_bytes)
-    arena = shm.map_readonly(arena_fd, attached.arena_bytes)
-    resident = shm.map_readonly(resident_fd, attached.resident_bytes)
-    for fd in descriptors:
-        os.close(fd)
-    table = ResidencyTable(table_region, shape)
-    table.check_header()
-    return Mapping(
-        attached,
-        table,
-        ClientArea(area_region, shape),
-        shm.address(arena),
-        shm.address(resident),
-        layout.stretches()[:, :, 0],
-        (table_region, area_region, arena, resident),
-    )

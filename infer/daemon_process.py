@@ -17,8 +17,9 @@ STOP_DEADLINE_S = 10.0
 class EmbeddedDaemon:
     """Starts `streamd` at once; `wait_ready` waits until it serves.
 
-    It holds the other end of a pipe of ours, which the kernel closes with us: no orphan is left
-    even after SIGKILL. It is in a session of its own, so Ctrl-C in our terminal does not reach it.
+    `close` is due in any case. The daemon holds the other end of a pipe of ours, which the kernel
+    closes with us: no orphan is left even after SIGKILL. It is in a session of its own, so Ctrl-C
+    in our terminal does not reach it.
     """
 
     def __init__(self, model: Path, options: DaemonOptions, name: str) -> None:
@@ -45,16 +46,20 @@ class EmbeddedDaemon:
         readable, _, _ = select.select([self._ready_read], [], [], START_DEADLINE_S)
         line = os.read(self._ready_read, 1 << 16) if readable else b""
         os.close(self._ready_read)
-        if not line:
-            self.close()
+        if line:
+            word = json.loads(line)
+            if "error" in word:
+                raise from_wire(*word["error"])
+        elif readable:
             raise DaemonLost(
-                f"the daemon that was started (exit code {self._process.poll()}) does not serve",
+                f"the daemon that was started has ended: exit code {self._process.wait()}",
                 "see its messages above",
             )
-        word = json.loads(line)
-        if "error" in word:
-            self.close()
-            raise from_wire(*word["error"])
+        else:
+            raise DaemonLost(
+                f"the daemon that was started does not serve after {START_DEADLINE_S:g} s",
+                "see its messages above",
+            )
 
     def close(self) -> None:
         """Let the daemon end, and wait for it."""

@@ -77,7 +77,7 @@ class Chat:
         messages = [*self._messages, {"role": "user", "content": text}]
         prompt = self._template.render_to_ids([*system, *messages], self._effort)
         answer, said, thought = Answer(), [], []
-        hits, misses = self._lookups()
+        lookups_before = self._session.engine.client.lookups
         pieces = self._conversation.answer(prompt, self._sampler, self._config.max_tokens, answer)
         try:
             for piece in pieces:
@@ -91,7 +91,7 @@ class Chat:
                     reply["reasoning_content"] = "".join(thought)
                 self._messages = [*messages, reply]
                 _write("\n", sys.stdout)
-        self._show_figures(answer, hits, misses)
+        self._show_figures(answer, *lookups_before)
 
     def _initial_effort(self) -> str | None:
         config = self._config
@@ -129,12 +129,8 @@ class Chat:
         self._messages.clear()
         self._conversation.reset()
 
-    def _lookups(self) -> tuple[int, int]:
-        area = self._session.engine.client.mapping.area
-        return area.hits, area.misses
-
     def _show_figures(self, answer: Answer, hits_before: int, misses_before: int) -> None:
-        hits, misses = self._lookups()
+        hits, misses = self._session.engine.client.lookups
         hits, misses = hits - hits_before, misses - misses_before
         parts = [
             f"{answer.prompt_count} prompt tokens, {answer.prefilled_count} new",

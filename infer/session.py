@@ -14,7 +14,7 @@ from infer.tokenizer import Tokenizer
 from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError, DaemonNotRunning
 from shared.gguf_index import GgufIndex
-from shared.runtime_dir import DaemonRecord, find_daemon
+from shared.runtime_dir import find_daemon, same_file
 
 
 class Session:
@@ -31,12 +31,14 @@ class Session:
     def __enter__(self) -> "Session":
         started_s = time.perf_counter()
         with ExitStack() as stack:
-            model, name, embedded = self._find_or_start(stack)
+            model, name = self._find_daemon()
+            self.index = GgufIndex.open(model)  # first: what is no model costs no daemon
+            embedded = None if name else self._start_daemon(model, stack)
             from infer.engine import Engine  # noqa: PLC0415 - while the daemon loads
 
-            self.index = GgufIndex.open(model)
             if embedded is not None:
                 embedded.wait_ready()
+                name = embedded.name
             self.engine = Engine(self.index, name, self._config)
             stack.callback(self.engine.close)
             self._stack = stack.pop_all()
@@ -56,27 +58,25 @@ class Session:
     ) -> None:
         self._stack.close()
 
-    def _find_or_start(self, stack: ExitStack) -> tuple[Path, str, EmbeddedDaemon | None]:
+    def _find_daemon(self) -> tuple[Path, str]:
+        """The model and the daemon that serves it, "" if it takes one of our own."""
         config = self._config
         try:
             record = find_daemon(config.name, config.model)
         except DaemonNotRunning:
             if config.model is None or config.name is not None:
                 raise
-            name = f"embedded-{os.getpid()}"
-            options = DaemonOptions(
-                **{f.name: getattr(config, f.name) for f in fields(DaemonOptions)}
+            return config.model, ""
+        if config.model is not None and not same_file(record.model, config.model):
+            raise ConfigError(
+                f"the daemon {record.name!r} serves {record.model}, not {config.model}",
+                "leave out --name or --model",
             )
-            embedded = EmbeddedDaemon(config.model, options, name)
-            stack.callback(embedded.close)
-            return config.model, name, embedded
-        _check_model(config, record)
-        return Path(record.model), record.name, None
+        return Path(record.model), record.name
 
-
-def _check_model(config: ModelConfig, record: DaemonRecord) -> None:
-    if config.model is not None and not os.path.samefile(config.model, record.model):
-        raise ConfigError(
-            f"the daemon {record.name!r} serves {record.model}, not {config.model}",
-            "leave out --name or --model",
-        )
+    def _start_daemon(self, model: Path, stack: ExitStack) -> EmbeddedDaemon:
+        config = self._config
+        options = DaemonOptions(**{f.name: getattr(config, f.name) for f in fields(DaemonOptions)})
+        embedded = EmbeddedDaemon(model, options, f"embedded-{os.getpid()}")
+        stack.callback(embedded.close)
+        return embedded

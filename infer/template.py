@@ -68,7 +68,9 @@ class ChatTemplate:
         if source is None:
             source = builtin_template(tokenizer)
         if not isinstance(source, str):
-            raise MalformedModel("tokenizer.chat_template is not a string")
+            raise MalformedModel(
+                "tokenizer.chat_template is not a string", "convert or download the model again"
+            )
         return cls(tokenizer, source)
 
     def render(
@@ -97,7 +99,9 @@ class ChatTemplate:
         try:
             return _bounded(self._template.generate(variables))
         except _Refusal as error:
-            raise RequestError(f"the chat template refuses these messages: {error}") from None
+            raise RequestError(
+                f"the chat template refuses these messages: {error}", "change or /reset them"
+            ) from None
         except RequestError:
             raise
         except Exception as error:  # foreign code: it may raise anything

@@ -11,6 +11,7 @@ from infer.pretokenizers import PreTokenizer, pre_tokenizer
 from shared.errors import MalformedModel, UnsupportedModel
 
 MAX_VOCAB = 1 << 22
+_REMEDY = "convert or download the model again"
 
 # Tokens that end a turn whatever the metadata say of them.
 _END_OF_TURN = (
@@ -82,7 +83,9 @@ class Vocabulary:
         tokens = _strings(metadata, "tokenizer.ggml.tokens")
         merges = _strings(metadata, "tokenizer.ggml.merges")
         if len(tokens) > MAX_VOCAB:
-            raise MalformedModel(f"{len(tokens)} tokens are more than any model has ({MAX_VOCAB})")
+            raise MalformedModel(
+                f"{len(tokens)} tokens are more than any model has ({MAX_VOCAB})", _REMEDY
+            )
         types = _token_types(metadata.get("tokenizer.ggml.token_type"), len(tokens))
         ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
         named = {
@@ -150,9 +153,9 @@ def _token_types(value: Any, count: int) -> np.ndarray:
         return np.full(count, TokenType.NORMAL, np.int8)
     types = np.asarray(value)
     if types.shape != (count,) or types.dtype.kind not in "iu":
-        raise MalformedModel(f"tokenizer.ggml.token_type does not have {count} integers")
+        raise MalformedModel(f"tokenizer.ggml.token_type does not have {count} integers", _REMEDY)
     if types.min() < TokenType.UNDEFINED or types.max() > TokenType.BYTE:
-        raise MalformedModel("tokenizer.ggml.token_type has values that mean nothing")
+        raise MalformedModel("tokenizer.ggml.token_type has values that mean nothing", _REMEDY)
     if (types == TokenType.BYTE).any():
         raise UnsupportedModel(
             "the vocabulary falls back to byte tokens, as SentencePiece ones do",
@@ -166,5 +169,5 @@ def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int | np.integer) or not 0 <= value < count:
-        raise MalformedModel(f"{key} is {value!r}, but there are {count} tokens")
+        raise MalformedModel(f"{key} is {value!r}, but there are {count} tokens", _REMEDY)
     return int(value)

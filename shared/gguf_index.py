@@ -70,7 +70,14 @@ class GgufIndex:
 
     def arch_key(self, name: str, kind: type[T]) -> T:
         """`require` for `<architecture>.<name>`."""
-        return self.require(f"{self.architecture}.{name}", kind)
+        key = f"{self.architecture}.{name}"
+        if key not in self.metadata:
+            raise MalformedModel(
+                f"{self.paths[0]}, of architecture {shown(self.architecture)},"
+                f" lacks the key {shown(key)}",
+                "use a mixture-of-experts model of a known architecture, or convert this one again",
+            )
+        return self.require(key, kind)
 
     def arch_optional(self, name: str, kind: type[T], default: T) -> T:
         """`optional` for `<architecture>.<name>`."""

@@ -181,7 +181,7 @@ def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
         chosen = [record for record in records if record.name == name]
         wanted = f"named {name!r}"
     elif model is not None:
-        chosen = [record for record in records if _same_file(record.model, model)]
+        chosen = [record for record in records if same_file(record.model, model)]
         wanted = f"serving {model}"
     else:
         chosen, wanted = records, "running"
@@ -196,7 +196,8 @@ def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
     )
 
 
-def _same_file(left: str, right: Path) -> bool:
+def same_file(left: str, right: Path) -> bool:
+    """Whether both are there and name one file."""
     try:
         return os.path.samefile(left, right)
     except OSError:

@@ -16,12 +16,19 @@ from shared.errors import ConfigError
 F_SEAL_FUTURE_WRITE = 0x0010
 
 
-def create(name: str, size_bytes: int) -> int:
-    """A new memfd of `size_bytes`, zero-filled and not yet backed by pages; the descriptor."""
+def create(name: str, size_bytes: int, huge_pages: bool = False) -> int:
+    """A new memfd of `size_bytes`, zero-filled and not yet backed by pages; the descriptor.
+
+    huge_pages: on hugetlb pages of 2 MiB, of which `size_bytes` must be a multiple. Whether enough
+    of them are left shows when it is mapped.
+    """
     assert size_bytes > 0
     fd = -1
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        if huge_pages:
+            flags |= os.MFD_HUGETLB | os.MFD_HUGE_2MB
+        fd = os.memfd_create(name, flags)
         os.ftruncate(fd, size_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as error:

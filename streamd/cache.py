@@ -5,16 +5,18 @@ doorbells and sockets are the daemon's. Everything it needs from outside is give
 the clients' areas, the barrier and the clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import DaemonBusy, PlanError, RequestError
-from shared.residency import MAX_CLIENTS, NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
+from shared.errors import RequestError
+from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
 from streamd.cache_client import CacheClient
 from streamd.policy import LfuAgeing
+from streamd.reserve import Reserve
 from streamd.slots import ClassSlots, SlotState
 from streamd.victims import VictimChooser
 
@@ -56,6 +58,7 @@ class HostCache:
     """Slots of all size classes, shared by all clients.
 
     layer_class: size class of each layer, NO_CLASS where a layer has no experts.
+    An expert's key is `layer * n_experts + expert`.
     """
 
     def __init__(
@@ -69,45 +72,26 @@ class HostCache:
         self.classes = tuple(classes)
         self.counters = CacheCounters()
         self.clients: dict[int, CacheClient] = {}
-        self._table = table
+        self.reading: dict[int, int] = {}  # key -> slot
+        self.table = table
         self._n_experts = table.shape.n_experts
-        self._layer_class = tuple(layer_class)
+        self.layer_class = tuple(layer_class)
         self._barrier = barrier
         self._now_ms = now_ms
         self._policy = LfuAgeing(table.shape.cell_count)
         self._choosers = [VictimChooser(c, self._policy, self._absorb_all) for c in self.classes]
         self._absorbed_at_ms = now_ms()
-        # Experts that somebody waits for and that have no slot yet: key -> client -> section.
-        self._wanted: dict[int, dict[int, int]] = {}
-        self._reading: dict[int, int] = {}  # key -> slot
+        self._reserve = Reserve(self.clients)
 
     # Clients
-
-    def most_clients(self) -> int:
-        """How many clients the slots allow; docs/protocol.md, Reserve."""
-        bounded = [c.count // (2 * c.wave_experts) for c in self.classes if not c.holds_all]
-        return min([MAX_CLIENTS, *bounded])
 
     def attach(self, number: int, area: ClientArea) -> None:
         """Let a client in, with its reserve made; DaemonBusy or PlanError where that cannot be."""
         assert number not in self.clients
-        client_count = len(self.clients) + 1
-        if client_count > MAX_CLIENTS:
-            raise DaemonBusy(f"{MAX_CLIENTS} clients are attached, the most there may be")
-        for slots in self.classes:
-            if slots.holds_all:
-                continue
-            if slots.count < 2 * slots.wave_experts * client_count:
-                raise PlanError(
-                    f"a size class of the host cache has {slots.count} slots,"
-                    f" {client_count} clients need {2 * slots.wave_experts * client_count}",
-                    "restart the daemon with a larger --host-cache, or end another client",
-                )
-            if slots.retirable_count < slots.wave_experts * client_count:
-                raise DaemonBusy("all slots are being read into", "try again in a moment")
-        self._table.revoked[number] = 0
+        self._reserve.check_room(self.classes)
+        self.table.revoked[number] = 0
         self.clients[number] = CacheClient(number, area, self._now_ms())
-        self._retire_to_reserve()
+        self._retire()
 
     def detach(self, number: int) -> None:
         """Forget a client that has left, died or been revoked."""
@@ -115,13 +99,11 @@ class HostCache:
         self._absorb(client)
         self.counters.departed_hits += client.area.hits
         self.counters.departed_tokens += client.area.tokens
-        self._unpin_all(client)
-        for key in [key for key, asked in self._wanted.items() if number in asked]:
-            self._withdraw(key, number)
+        self._begin_section(client, client.section)
 
     def revoke(self, number: int) -> None:
         """Stop waiting for a client: it will see the flag before it uses what it has read."""
-        self._table.revoked[number] = 1
+        self.table.revoked[number] = 1
         self._barrier()
         self.counters.revocations += 1
         self.detach(number)
@@ -135,163 +117,162 @@ class HostCache:
         """
         client = self.clients[number]
         experts = set(experts)
-        if not 0 <= layer < len(self._layer_class) or self._layer_class[layer] == NO_CLASS:
+        if not 0 <= layer < len(self.layer_class) or self.layer_class[layer] == NO_CLASS:
             raise RequestError(f"layer {layer} has no routed experts")
         if any(not 0 <= expert < self._n_experts for expert in experts):
             raise RequestError(f"an expert beyond 0..{self._n_experts - 1} of layer {layer}")
-        if client.section != section:
+        if section < client.section:
+            return  # the client has left it
+        if section > client.section:
             self._begin_section(client, section)
-        slots = self.classes[self._layer_class[layer]]
-        waiting_count = sum(number in asked for asked in self._wanted.values())
-        if len(experts) + waiting_count + len(client.pins) > slots.wave_experts:
-            raise RequestError(f"more than {slots.wave_experts} experts wanted in one section")
-        for expert in experts:
-            self._wanted.setdefault(layer * self._n_experts + expert, {})[number] = section
+        wave_experts = self.classes[self.layer_class[layer]].wave_experts
+        keys = {layer * self._n_experts + expert for expert in experts}
+        given = {self._class_of_slot(slot).key_of(slot) for slot in client.pins}
+        if len(keys | client.wanted | given) > wave_experts:
+            raise RequestError(f"more than {wave_experts} experts wanted in one section")
+        client.wanted |= keys
+        client.still_since_ms = self._now_ms()
         self.counters.misses += len(experts)
 
     @property
     def waiting(self) -> bool:
         """Whether a request has no slot yet, so that another step may serve it."""
-        return bool(self._wanted)
+        return any(client.wanted for client in self.clients.values())
 
     def step(self, room_count: int) -> Step:
-        """One step of the protocol: see, reclaim, give, retire. Reads are submitted after it.
+        """One step of the protocol: retire, see, reclaim, give. Reads are submitted after it.
 
         room_count: the most grants that can be submitted now.
         """
         step = Step()
-        if not self._wanted:
+        if not self.waiting:
             return step
+        self._retire()
         self._barrier()
         self._see_clients()
         oldest_epoch = min((c.published for c in self.clients.values()), default=NONE_EPOCH)
         for slots in self.classes:
             slots.reclaim(oldest_epoch)
-        for key in sorted(self._wanted, key=self._age_of_request):
-            if len(step.grants) < room_count:
-                self._serve(key, step)
-        self._retire_to_reserve()
+        for client in sorted(self.clients.values(), key=lambda client: client.age):
+            self._serve(client, room_count, step)
         return step
 
     def read_done(self, slot: int) -> list[int]:
         """Publish a slot whose slab has arrived; the clients to ring."""
         slots = self._class_of_slot(slot)
         key = slots.key_of(slot)
-        del self._reading[key]
+        del self.reading[key]
         slots.publish(slot)
-        self._table.host_slots[divmod(key, self._n_experts)] = slot
-        return [c.number for c in self.clients.values() if slot in c.pins]
+        self.table.host_slots[divmod(key, self._n_experts)] = slot
+        waiting = [client for client in self.clients.values() if slot in client.pins]
+        for client in waiting:
+            client.still_since_ms = self._now_ms()
+        return [client.number for client in waiting]
 
     def read_failed(self, slot: int) -> tuple[int, int, list[tuple[int, int]]]:
         """Free a slot whose read failed; its layer, expert, and who asked: (client, section)."""
         slots = self._class_of_slot(slot)
         key = slots.key_of(slot)
-        del self._reading[key]
-        asked = [(c.number, c.section) for c in self.clients.values() if slot in c.pins]
-        for number, _ in asked:
-            self.clients[number].pins.remove(slot)
+        del self.reading[key]
+        waiting = [client for client in self.clients.values() if slot in client.pins]
+        for client in waiting:
+            client.pins.remove(slot)
             slots.unpin(slot)
+            client.still_since_ms = self._now_ms()
         slots.give_back(slot)
-        return (*divmod(key, self._n_experts), asked)
+        return (*divmod(key, self._n_experts), [(c.number, c.section) for c in waiting])
 
     def stalled_clients(self, deadline_ms: float) -> list[int]:
-        """Clients that block a waiting one and have not moved for `deadline_ms`.
+        """Clients that have not moved for `deadline_ms` and held up another one all that time.
 
         A client that itself waits for a slab is not stalled: we are.
         """
-        if not self._wanted:
-            return []
-        youngest = max(self._age_of_request(key) for key in self._wanted)
-        now_ms = self._now_ms()
+        waiting = [client for client in self.clients.values() if client.wanted]
+        moved_before_ms = self._now_ms() - deadline_ms
         return [
-            c.number
-            for c in self.clients.values()
-            if c.in_section
-            and c.age < youngest
-            and now_ms - c.seen_since_ms >= deadline_ms
-            and not self._waits(c)
+            client.number
+            for client in self.clients.values()
+            if client.still_since_ms <= moved_before_ms
+            and not self._waits(client)
+            and any(
+                other.still_since_ms <= moved_before_ms
+                and self._reserve.is_held_up(other, client, self._class_of_key(key))
+                for other in waiting
+                for key in other.wanted
+            )
         ]
 
     # The parts of a step
 
-    def _see_clients(self) -> None:
-        """Read each client's area once, and drop the pins and requests of sections it has left."""
-        for client in self.clients.values():
-            published, section = client.area.published, client.area.section
-            if (published, section) != (client.published, client.section):
-                client.seen_since_ms = self._now_ms()
-            client.published = published
-            if section != client.section or published == NONE_EPOCH:
-                self._begin_section(client, section)
-
-    def _begin_section(self, client: CacheClient, section: int) -> None:
-        self._unpin_all(client)
-        client.section = section
-        left = [
-            key
-            for key, asked in self._wanted.items()
-            if client.number in asked and (asked[client.number] != section or not client.in_section)
-        ]
-        for key in left:
-            self._withdraw(key, client.number)
-
-    def _withdraw(self, key: int, number: int) -> None:
-        del self._wanted[key][number]
-        if not self._wanted[key]:
-            del self._wanted[key]
-
-    def _age_of_request(self, key: int) -> tuple[int, int]:
-        return min(self.clients[number].age for number in self._wanted[key])
-
-    def _serve(self, key: int, step: Step) -> None:
-        layer, expert = divmod(key, self._n_experts)
-        slots = self.classes[self._layer_class[layer]]
-        resident_slot = int(self._table.host_slots[layer, expert])
-        if resident_slot != NOT_RESIDENT:
-            slot = resident_slot
-            step.ring.update(self._wanted[key])
-        elif key in self._reading:
-            slot = self._reading[key]
-            self.counters.joined_reads += 1
-        elif self._may_give(slots, self._age_of_request(key)):
-            slot = slots.take(key)
-            self._reading[key] = slot
-            step.grants.append(Grant(slot, layer, expert))
-        else:
-            return
-        for number in self._wanted.pop(key):
-            self.clients[number].pins.add(slot)
-            slots.pin(slot)
-
-    def _may_give(self, slots: ClassSlots, age: tuple[int, int]) -> bool:
-        """The reserve: older sections keep their share, and the reserve can be kept up."""
-        if slots.holds_all:
-            return bool(slots.free)
-        share_of_older = sum(
-            max(0, slots.wave_experts - sum(slots.owns(slot) for slot in client.pins))
-            for client in self.clients.values()
-            if client.in_section and client.age < age
-        )
-        reserve_count = slots.wave_experts * len(self.clients)
-        return len(slots.free) > share_of_older and slots.retirable_count > reserve_count
-
-    def _retire_to_reserve(self) -> None:
+    def _retire(self) -> None:
+        """Take victims out until every class has its reserve, and what is asked of it besides."""
+        wanted = set[int]().union(*(client.wanted for client in self.clients.values()))
+        asked_counts = Counter(self._class_of_key(k) for k in wanted if not self._has_slot(k))
         victims: list[tuple[ClassSlots, int]] = []
         for slots, chooser in zip(self.classes, self._choosers, strict=True):
-            if slots.holds_all:
-                continue
-            missing_count = slots.wave_experts * len(self.clients) - slots.spare_count
-            for slot in chooser.choose(missing_count):
-                self._table.host_slots[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
+            needed_count = self._reserve.count(slots) + asked_counts[slots]
+            for slot in chooser.choose(needed_count - slots.spare_count):
+                self.table.host_slots[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
                 victims.append((slots, slot))
         if not victims:
             return
         self._barrier()
-        self._table.epoch += 1
+        self.table.epoch += 1
         for slots, slot in victims:
-            slots.retire(slot, self._table.epoch)
+            slots.retire(slot, self.table.epoch)
         self._barrier()
         self.counters.evictions += len(victims)
+
+    def _see_clients(self) -> None:
+        """Read each client's area once, and drop the pins and requests of sections it has left."""
+        for client in self.clients.values():
+            # In this order: a section may be newer than the epoch it is seen with, never older.
+            client.published = client.area.published
+            section = client.area.section
+            if section != client.section or not client.in_section:
+                self._begin_section(client, section)
+
+    def _begin_section(self, client: CacheClient, section: int) -> None:
+        """Drop what belonged to the section before it."""
+        for slot in client.pins:
+            self._class_of_slot(slot).unpin(slot)
+        client.pins.clear()
+        client.wanted.clear()
+        client.section = section
+        client.still_since_ms = self._now_ms()
+
+    def _serve(self, client: CacheClient, room_count: int, step: Step) -> None:
+        """Give a client slots for what it waits for, as many as may be given."""
+        wanted = sorted(client.wanted)
+        shares = {
+            slots: self._reserve.share_of_older(slots, client)
+            for slots in set(map(self._class_of_key, wanted))
+        }
+        for key in wanted:
+            layer, expert = divmod(key, self._n_experts)
+            slots = self._class_of_key(key)
+            slot = int(self.table.host_slots[layer, expert])
+            if slot != NOT_RESIDENT:
+                step.ring.add(client.number)
+                client.still_since_ms = self._now_ms()
+            elif key in self.reading:
+                slot = self.reading[key]
+                self.counters.joined_reads += 1
+            elif len(step.grants) < room_count and self._reserve.may_give(slots, shares[slots]):
+                slot = slots.take(key)
+                self.reading[key] = slot
+                step.grants.append(Grant(slot, layer, expert))
+            else:
+                continue
+            client.wanted.remove(key)
+            if slot not in client.pins:
+                client.pins.add(slot)
+                slots.pin(slot)
+
+    def _waits(self, client: CacheClient) -> bool:
+        return bool(client.wanted) or any(
+            self._class_of_slot(slot).state_of(slot) == SlotState.READING for slot in client.pins
+        )
 
     # Small things
 
@@ -307,15 +288,13 @@ class HostCache:
         self._policy.absorb(uses - client.absorbed_uses)
         client.absorbed_uses = uses
 
-    def _unpin_all(self, client: CacheClient) -> None:
-        for slot in client.pins:
-            self._class_of_slot(slot).unpin(slot)
-        client.pins.clear()
+    def _has_slot(self, key: int) -> bool:
+        if key in self.reading:
+            return True
+        return bool(self.table.host_slots[divmod(key, self._n_experts)] != NOT_RESIDENT)
 
-    def _waits(self, client: CacheClient) -> bool:
-        return any(client.number in asked for asked in self._wanted.values()) or any(
-            self._class_of_slot(slot).state_of(slot) == SlotState.READING for slot in client.pins
-        )
+    def _class_of_key(self, key: int) -> ClassSlots:
+        return self.classes[self.layer_class[key // self._n_experts]]
 
     def _class_of_slot(self, slot: int) -> ClassSlots:
         return next(slots for slots in self.classes if slots.owns(slot))

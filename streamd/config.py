@@ -56,4 +56,6 @@ def _read_toml(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}", "check --config") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(
+            f"{path} is not TOML: {error}", 'write options such as host-cache = "24G"'
+        ) from error

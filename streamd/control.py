@@ -136,7 +136,10 @@ class Control:
             return
         connection.setblocking(False)
         if len(self._connections) >= MAX_CONNECTIONS:
-            full = DaemonBusy(f"{MAX_CONNECTIONS} connections are open, the most there may be")
+            full = DaemonBusy(
+                f"{MAX_CONNECTIONS} connections are open, the most there may be",
+                "end another client",
+            )
             self._reply(connection, Refused.because(full), [])
             connection.close()
         elif _peer_uid(connection) not in (os.getuid(), 0):

@@ -18,10 +18,12 @@ class HostTier:
         self._reader = reader
         whole = memoryview(self.region.memory)
         # One view a stretch, made once: engines may keep only the address of what they are given.
+        stretches = layout.stretches().tolist()
         self._stretches = [
-            [whole[offset : offset + length] for offset, length in slot]
-            for slot in layout.stretches().tolist()
+            [whole[offset : offset + length] for offset, length in slot] for slot in stretches
         ]
+        self._slots = [whole[slot[0][0] : slot[-1][0] + slot[-1][1]] for slot in stretches]
+        self._registered = [False] * layout.slot_count
 
     @property
     def room(self) -> int:
@@ -30,6 +32,10 @@ class HostTier:
 
     def submit(self, grant: Grant) -> None:
         """Read an expert's gate, up and down into its slot's stretches."""
+        if not self._registered[grant.slot]:
+            # Now rather than at start: its pages have to come now anyway.
+            self._registered[grant.slot] = True
+            self._reader.register(self._slots[grant.slot])
         parts = self._experts.extents(grant.layer, grant.expert)
         stretches = self._stretches[grant.slot]
         extents = tuple(

@@ -33,11 +33,11 @@ def available_memory_bytes() -> int:
     with open("/proc/meminfo") as meminfo:
         fields = dict(line.split(":", 1) for line in meminfo)
     free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    limits = [_cgroup_room_bytes(Path("/sys/fs/cgroup"))]
-    return min([free_bytes, *[room for room in limits if room is not None]])
+    room_bytes = cgroup_room_bytes()
+    return free_bytes if room_bytes is None else min(free_bytes, room_bytes)
 
 
-def _cgroup_room_bytes(root: Path) -> int | None:
+def cgroup_room_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What our control group (v2) may still allocate; None where no limit is set or readable."""
     try:
         membership = Path("/proc/self/cgroup").read_text().strip().splitlines()[-1]

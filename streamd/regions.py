@@ -1,34 +1,66 @@
-"""The memory that the daemon shares: one memfd a region, writable for the daemon alone."""
+"""The memory that the daemon shares: one memfd a region, writable for the daemon alone.
+
+Reads into 2 MiB pages cost a tenth of the CPU of reads into 4 KiB pages, and clients compute from
+them with fewer TLB misses. For memory shared by descriptor there are two ways to get them, neither
+of which works on a machine as installed: hugetlb pages (vm.nr_overcommit_hugepages), and
+transparent ones for shmem (shmem_enabled=advise). We try both and take what there is.
+"""
 
 import mmap
 import os
+from contextlib import suppress
 
 from shared import shm
+from shared.arena import round_up
+from shared.errors import ConfigError
+from streamd.pages import HUGE_PAGE_BYTES, PageReport, huge_page_settings, page_report
 
 
 class Region:
-    """A memfd and the daemon's writable mapping of it; nobody else can map it writable."""
+    """A memfd and the daemon's writable mapping of it; nobody else can map it writable.
+
+    size_bytes: as asked for, or rounded up to whole huge pages.
+    """
 
     def __init__(self, name: str, size_bytes: int) -> None:
+        if size_bytes >= HUGE_PAGE_BYTES:
+            size_bytes = round_up(size_bytes, HUGE_PAGE_BYTES)
         self.size_bytes = size_bytes
-        self.fd = shm.create(name, size_bytes)
-        self.memory: mmap.mmap = shm.map_writable(self.fd, size_bytes)
+        self.fd, self.memory = _allocate(name, size_bytes)
         shm.seal_readonly(self.fd)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # Takes effect only where the machine allows it for shared memory.
-            self.memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def pages(self) -> PageReport:
+        """What the mapping stands on by now; pages come as they are touched."""
+        return page_report(shm.address(self.memory))
 
     def close(self) -> None:
         """Give the descriptor up; the mapping goes with the last view of it."""
         os.close(self.fd)
 
 
+def _allocate(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
+    if size_bytes >= HUGE_PAGE_BYTES and huge_page_settings().hugetlb_pages:
+        with suppress(ConfigError):  # fewer are left than the region needs
+            return _map_new(shm.create(name, size_bytes, huge_pages=True), size_bytes)
+    fd, memory = _map_new(shm.create(name, size_bytes), size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return fd, memory
+
+
+def _map_new(fd: int, size_bytes: int) -> tuple[int, mmap.mmap]:
+    try:
+        return fd, shm.map_writable(fd, size_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 class AreaRegion:
     """A client's own area: the client writes it, so it is sealed against resizing only."""
 
     def __init__(self, size_bytes: int) -> None:
-        self.fd = shm.create("streamd-client", size_bytes)
-        self.memory: mmap.mmap = shm.map_writable(self.fd, size_bytes)
+        self.fd, self.memory = _map_new(shm.create("streamd-client", size_bytes), size_bytes)
 
     def close(self) -> None:
         os.close(self.fd)

@@ -37,6 +37,7 @@ def io_values(reader: Reader) -> dict[str, Any]:
         "latency_ms_p50": round(stats.latency_ms_p50, 3),
         "latency_ms_p99": round(stats.latency_ms_p99, 3),
         "in_flight_bytes": stats.in_flight_bytes,
+        "in_flight_limit_bytes": stats.limit_bytes,
         "waiting_reads": stats.waiting_reads,
     }
 

@@ -5,7 +5,6 @@ import json
 from collections import Counter
 from typing import Any
 
-from infer.families import family_of
 from infer.template import ChatTemplate
 from infer.tokenizer import Tokenizer
 from shared.errors import StreamError
@@ -67,6 +66,8 @@ def describe(index: GgufIndex) -> dict[str, Any]:
 
 
 def _describe_family(index: GgufIndex) -> dict[str, Any]:
+    from infer.families import family_of  # noqa: PLC0415 - torch, which `tokenize` does not need
+
     family = family_of(index)
     shape = family.read_shape(index)
     return {

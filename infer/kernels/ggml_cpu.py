@@ -41,6 +41,7 @@ class GgmlKernels:
         activations = Activations(library, team, scratch, bounds.tokens * bounds.columns)
         matmul = Matmul(team, scratch, max(bounds.columns, bounds.expert_columns))
         self.threads = team.threads
+        self._team = team
         self._scratch = scratch
         self._linear = GgmlLinear(library, activations, matmul, scratch, bounds)
         self._experts = GgmlExperts(library, team, activations, matmul, scratch, bounds)

@@ -157,15 +157,16 @@ class GgmlLibrary:
     def _check_dot(self) -> None:
         """Multiply one row of known bytes in each of two types as the kernels will."""
         # Imported here as only this check needs it: it takes 0.1 s.
+        from infer.kernels import reference  # noqa: PLC0415
         from infer.kernels.quant_matrix import QuantMatrix  # noqa: PLC0415
-        from infer.kernels.reference import dequantize  # noqa: PLC0415
 
         x = np.cos(np.arange(_CHECK_COLUMNS, dtype=np.float32))
         for type_id in (TensorType.IQ2_XXS, TensorType.Q8_0):
             data = np.arange(row_bytes(type_id, _CHECK_COLUMNS), dtype=np.uint8)
             scales = data.reshape(-1, GEOMETRY[type_id].block_bytes)[:, :2]
             scales[:] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
-            weights = dequantize(QuantMatrix.over(type_id, _CHECK_COLUMNS, data)).numpy()[0]
+            matrix = QuantMatrix.over(type_id, _CHECK_COLUMNS, data)
+            weights = reference.dequantize(matrix).numpy()[0]
             expected = float(weights.astype(np.float64) @ x)
             size = float(np.linalg.norm(weights) * np.linalg.norm(x))
             if not abs(self._dot(type_id, data, x) - expected) <= _CHECK_TOLERANCE * size:
@@ -186,13 +187,18 @@ class GgmlLibrary:
         return result.value
 
 
+def host_features() -> Mapping[str, bool]:
+    """LLVM's names of what this processor can do."""
+    return llvmlite.binding.get_host_cpu_features()
+
+
 @cache
 def load() -> GgmlLibrary:
     """The installed library, checked; ConfigError where there is none that works here."""
     spec = importlib.util.find_spec("libggml")
     if spec is None or spec.origin is None:
         raise _unusable("the package libggml-python is not installed")
-    return GgmlLibrary(Path(spec.origin).parent, llvmlite.binding.get_host_cpu_features())
+    return GgmlLibrary(Path(spec.origin).parent, host_features())
 
 
 def _shared_object(directory: Path, name: str) -> Path:

@@ -66,14 +66,15 @@ def cache_directory() -> Path:
 _KEPT: list[Any] = []
 
 
-def _source_hash() -> str:
+def source_hash(folder: Path) -> str:
+    """Changes with numba's version and with any Python source in the folder."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(folder.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-_SOURCE_HASH = _source_hash()
+_SOURCE_HASH = source_hash(Path(__file__).parent)
 
 
 @contextmanager

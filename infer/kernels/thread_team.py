@@ -15,10 +15,10 @@ goes to sleep counts itself, then looks at the state once more; the caller publi
 that count: one of them sees the other.
 """
 
-import atexit
 import ctypes
 import os
 import threading
+import weakref
 
 import numpy as np
 from numba import carray
@@ -125,55 +125,55 @@ def run(job_at, worker):
 
 
 class ThreadTeam:
-    """`threads` with the caller's own; `at` is what a job's `team` field wants."""
+    """`threads` with the caller's own; `at` is what a job's `team` field wants.
+
+    The helpers end with `close`, with this object or with the process.
+    """
 
     def __init__(self, threads: int | None = None) -> None:
         """By default as many threads as there are processors for this process."""
         wanted = _available_processors() if threads is None else threads
         assert wanted >= 1
         self.threads = min(wanted, MAX_THREADS)
-        self.at = 0
-        self._helpers: list[threading.Thread] = []
-        if self.threads == 1:
-            return
-        self._team = self._create()
-        self.at = ctypes.addressof(self._team)
-        for index in range(1, self.threads):
-            helper = threading.Thread(
-                target=_serve, args=(self.at,), name=f"kernel-{index}", daemon=True
-            )
+        self._shared = _Shared()
+        self.at = ctypes.addressof(self._shared.team) if self.threads > 1 else 0
+        helpers = [
+            threading.Thread(target=_serve, args=(self.at,), name=f"kernel-{i}", daemon=True)
+            for i in range(1, self.threads)
+        ]
+        for helper in helpers:
             helper.start()
-            self._helpers.append(helper)
         # Helpers must not outlive the memory they poll.
-        atexit.register(self.close)
+        self.close = weakref.finalize(self, _end, self._shared, helpers)
 
-    def close(self) -> None:
-        """End the helpers; jobs that still name the team must not be run again."""
-        if self._helpers:
-            self._team.stop = 1
-            self._libc.pthread_mutex_lock(self._mutex)
-            self._libc.pthread_cond_broadcast(self._condition)
-            self._libc.pthread_mutex_unlock(self._mutex)
-        for helper in self._helpers:
-            helper.join()
-        self._helpers.clear()
-        atexit.unregister(self.close)
 
-    def _create(self) -> ctypes.Structure:
-        self._libc = libc = ctypes.CDLL(None)
-        self._mutex = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
-        self._condition = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
-        libc.pthread_mutex_init(self._mutex, None)
-        libc.pthread_cond_init(self._condition, None)
-        return _Team(
+class _Shared:
+    """What the threads of a team share."""
+
+    def __init__(self) -> None:
+        self.libc = libc = ctypes.CDLL(None)
+        self.mutex = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
+        self.condition = ctypes.create_string_buffer(_PTHREAD_OBJECT_BYTES)
+        libc.pthread_mutex_init(self.mutex, None)
+        libc.pthread_cond_init(self.condition, None)
+        self.team = _Team(
             yield_processor=_address(libc.sched_yield),
             lock=_address(libc.pthread_mutex_lock),
             unlock=_address(libc.pthread_mutex_unlock),
             wait=_address(libc.pthread_cond_wait),
             wake=_address(libc.pthread_cond_broadcast),
-            mutex=ctypes.addressof(self._mutex),
-            condition=ctypes.addressof(self._condition),
+            mutex=ctypes.addressof(self.mutex),
+            condition=ctypes.addressof(self.condition),
         )
+
+
+def _end(shared: _Shared, helpers: list[threading.Thread]) -> None:
+    shared.team.stop = 1
+    shared.libc.pthread_mutex_lock(shared.mutex)
+    shared.libc.pthread_cond_broadcast(shared.condition)
+    shared.libc.pthread_mutex_unlock(shared.mutex)
+    for helper in helpers:
+        helper.join()
 
 
 def _address(function: object) -> int:

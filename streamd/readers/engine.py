@@ -25,6 +25,9 @@ class Engine(Protocol):
 
     def fileno(self) -> int: ...
 
+    def register(self, buffer: memoryview) -> None:
+        """Announces memory that will be read into again and again; a hint, never refused."""
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         """Reads from `offset` into the whole of `buffer`, which is kept alive until it has ended.
 

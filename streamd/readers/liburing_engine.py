@@ -8,10 +8,15 @@ entry in the queue, so whatever can fail comes before the entry is taken.
 
 import ctypes
 import errno
+import platform
 
 import liburing as uring
 
 from streamd.readers.engine import DEPTH_MAX, address_of, submit_prepared
+from streamd.readers.registered_buffers import RegisteredBuffers
+
+READV_FIXED_SINCE = (6, 15)
+"""IORING_OP_READV_FIXED came with Linux 6.15."""
 
 IOVECS_MAX = 1 << 16
 """Of 1.6 MB each they cover 100 GB of slots; a kept one takes about 0.7 kB."""
@@ -31,18 +36,28 @@ class LiburingEngine:
         self._iovecs: dict[tuple[int, int], uring.Iovec] = {}
         self._in_flight: dict[int, memoryview] = {}  # keeps the buffers alive
         self._prepared_count = 0
+        self._registered = _registered_buffers(self.fileno())
 
     def fileno(self) -> int:
         return int(self._ring.ring_fd)
+
+    def register(self, buffer: memoryview) -> None:
+        if self._registered is not None:
+            self._registered.add(buffer)
 
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._in_flight) < self.depth
         assert token not in self._in_flight
         assert offset >= 0
-        iovec = self._iovec(address_of(buffer), buffer.nbytes)
+        address = address_of(buffer)
+        iovec = self._iovec(address, buffer.nbytes)
+        index = self._registered and self._registered.index_of(address, buffer.nbytes)
         sqe = uring.io_uring_get_sqe(self._ring)
         assert sqe is not None, "the queue holds at least depth entries"
-        uring.io_uring_prep_readv(sqe, fd, iovec, offset)
+        if index is None:
+            uring.io_uring_prep_readv(sqe, fd, iovec, offset)
+        else:
+            uring.io_uring_prep_readv_fixed(sqe, fd, iovec, index, offset)
         sqe.user_data = token
         self._in_flight[token] = buffer
         self._prepared_count += 1
@@ -78,3 +93,13 @@ class LiburingEngine:
             bare = (ctypes.c_ubyte * size_bytes).from_address(address)
             iovec = self._iovecs[key] = uring.Iovec([memoryview(bare)])
         return iovec
+
+
+def _registered_buffers(ring_fd: int) -> RegisteredBuffers | None:
+    """None where the kernel cannot read vectors into registered buffers."""
+    if tuple(int(part) for part in platform.release().split(".")[:2]) < READV_FIXED_SINCE:
+        return None
+    try:
+        return RegisteredBuffers(ring_fd)
+    except OSError:
+        return None

@@ -34,6 +34,9 @@ class PreadEngine:
     def fileno(self) -> int:
         return self._doorbell
 
+    def register(self, buffer: memoryview) -> None:
+        """Nothing to be gained here."""
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._in_flight) < self.depth
         assert token not in self._in_flight

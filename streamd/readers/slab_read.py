@@ -2,8 +2,17 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from enum import IntEnum
 
 from shared.errors import StreamError
+
+
+class Priority(IntEnum):
+    """Who goes first. What is read ahead must never hold up what somebody waits for."""
+
+    DEMAND = 0
+    PREFETCH = 1
+    BACKFILL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,5 +54,6 @@ class ReadStats:
     in_flight_bytes: int
     in_flight_reads: int
     waiting_reads: int
+    limit_bytes: int  # in flight at the most, found while reading
     latency_ms_p50: float  # of one read, from the engine taking it to its end
     latency_ms_p99: float

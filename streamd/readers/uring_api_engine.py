@@ -20,6 +20,9 @@ class UringApiEngine:
     def fileno(self) -> int:
         return int(self._ring.fd)
 
+    def register(self, buffer: memoryview) -> None:
+        """Nothing to be gained here."""
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._in_flight) < self.depth
         assert token not in self._in_flight

@@ -16,13 +16,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from shared.runtime_dir import DaemonRecord, running_daemons
+from shared.runtime_dir import running_daemons
+from shared.wire import Stats, StatsRequest
+from streamd.ask import ask
 
 HERE = Path(__file__).resolve().parent
 PROJECT_DIR = HERE.parents[1]
@@ -31,6 +34,20 @@ TINY_MODEL = PROJECT_DIR.parent / "shared" / "models" / "tiny-hy3-iq2mix.gguf"
 # Generous: the processors may be shared with anything.
 DEADLINE_S = 90.0
 POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Daemon:
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stop(self) -> None:
+        end(self.process)
 
 
 class Place:
@@ -73,41 +90,50 @@ class Place:
         out, err = process.communicate(stdin, DEADLINE_S)
         return subprocess.CompletedProcess([program, *words], process.returncode, out, err)
 
-    def daemon(self, model: Path, *options: object, program: str = "streamd") -> DaemonRecord:
-        """A daemon that serves `model` when this returns."""
-        before = running_daemons()
+    def start_daemon(self, model: Path, *options: object, program: str = "streamd") -> Daemon:
+        """A daemon that has its name; it may be loading its model yet."""
         log = self.directory / f"{len(self._processes)}.log"
-        with log.open("w") as stderr:
+        with log.open("w") as output:
             process = self.start(
-                program, "serve", "--model", model, *options, stdout=stderr, stderr=stderr
+                program, "serve", "--model", model, *options, stdout=output, stderr=output
             )
-        self.wait_until(
-            lambda: "serving" in log.read_text() or process.poll() is not None, "the daemon serves"
-        )
+
+        def names() -> list[str]:
+            return [record.name for record in running_daemons() if record.pid == process.pid]
+
+        self.wait_until(lambda: names() or process.poll() is not None, "the daemon has its name")
         assert process.poll() is None, log.read_text()
-        (record,) = [record for record in running_daemons() if record not in before]
-        return record
+        return Daemon(names()[0], process, log)
+
+    def daemon(self, model: Path, *options: object, program: str = "streamd") -> Daemon:
+        """A daemon that serves `model`."""
+        daemon = self.start_daemon(model, *options, program=program)
+        self.wait_until(
+            lambda: "serving" in daemon.log.read_text() or daemon.process.poll() is not None,
+            "the daemon serves",
+        )
+        assert daemon.process.poll() is None, daemon.log.read_text()
+        return daemon
 
     # Looking
 
-    def stats(self, record: DaemonRecord) -> dict[str, Any]:
-        done = self.run("streamd", "stats", "--json", "--name", record.name)
+    def plan(self, model: Path) -> dict[str, Any]:
+        done = self.run("streamd", "plan", "--json", "--model", model)
         assert done.returncode == 0, done.stderr
         values: dict[str, Any] = json.loads(done.stdout)
         return values
 
-    def process_of(self, record: DaemonRecord) -> subprocess.Popen[str]:
-        (process,) = [process for process in self._processes if process.pid == record.pid]
-        return process
+    def stats(self, name: str) -> dict[str, Any]:
+        answer = ask(name, StatsRequest())
+        assert isinstance(answer, Stats)
+        return answer.values
 
     def leftovers(self) -> list[str]:
         """What lies in the socket directory."""
         return sorted(path.name for path in self.runtime_dir.iterdir())
 
     @staticmethod
-    def wait_until(
-        condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
-    ) -> Any:
+    def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
         """The first true value of `condition()`."""
         end_s = time.monotonic() + deadline_s
         while not (value := condition()):
@@ -116,20 +142,20 @@ class Place:
         return value
 
     @staticmethod
-    def is_alive(pid: int) -> bool:
-        """Whether a process runs; a zombie does not."""
+    def state_of(pid: int) -> str:
+        """The letter by which the kernel calls a process's state; "" if it has ended."""
         try:
             status = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] != "Z"
+            return ""
+        return status.rpartition(")")[2].split()[0].replace("Z", "")
 
     # Ending
 
     def close(self) -> None:
         """End what was started here. AssertionError if a process or a file outlives that."""
         for process in self._processes:
-            _end(process)
+            end(process)
         try:
             # Embedded daemons are not ours; they end because their clients have.
             self.wait_until(lambda: not running_daemons(), "embedded daemons end")
@@ -140,7 +166,7 @@ class Place:
             shutil.rmtree(self.directory)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
     """Let a process end: asked first, made to then."""
     if process.poll() is None:
         process.terminate()

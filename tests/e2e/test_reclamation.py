@@ -12,14 +12,9 @@ READER_COUNT = 2  # what the floor admits
 STRESS_S = 3.0
 
 
-def _floor_bytes(place, model: Path) -> int:
-    done = place.run("streamd", "plan", "--json", "--model", model)
-    return json.loads(done.stdout)["floor_bytes"]
-
-
 def _stress(place, model: Path, program: str) -> tuple[dict[str, int], dict]:
     """The readers' counts added up, and the daemon's statistics after them."""
-    floor_bytes = _floor_bytes(place, model)
+    floor_bytes = place.plan(model)["floor_bytes"]
     daemon = place.daemon(model, "--host-cache", floor_bytes, program=program)
     words = (model, daemon.name, "--seconds", STRESS_S)
     readers = [
@@ -31,7 +26,7 @@ def _stress(place, model: Path, program: str) -> tuple[dict[str, int], dict]:
         assert reader.returncode == 0, err
         counts = json.loads(out)
         total = {name: total[name] + counts[name] for name in total}
-    return total, place.stats(daemon)
+    return total, place.stats(daemon.name)
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_reference_kernels_place_every_pair_of_every_batch():
     for token, ranks in enumerate(chosen):
         for rank, expert in enumerate(ranks):
             alone = kernels.swiglu(x[token : token + 1], *experts[expert])
-            torch.testing.assert_close(out[token, rank], alone[0])
+            torch.testing.assert_close(out[token, rank], alone[0], rtol=1e-4, atol=1e-3)
 
 
 def test_reference_kernels_look_up_rows_and_multiply_groups():

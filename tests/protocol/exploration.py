@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slot_model import SlotModel
+from slot_model import BETWEEN_STEPS, SlotModel
 from slot_state import READY, ProtocolBroken, Setup, State
 
 MAX_STATES = 1_000_000
@@ -45,16 +45,16 @@ class Graph:
         return Violation("\n".join([*lines, str(self.states[i]), why]))
 
 
-def explore(setup: Setup, start: State | None = None) -> list[State]:
-    """Every state that can be reached from the setup's start or another; raises Violation."""
+def explore(setup: Setup) -> list[State]:
+    """Every state that can be reached; raises Violation."""
     model = SlotModel(setup)
-    start = model.canonical(start or model.start())
+    start = model.start()
     number = {start: 0}
     graph = Graph(model, [start], [0], [0], [], [])
     for i, state in enumerate(graph.states):  # which grows meanwhile
         try:
-            for _, owed, after in model.steps(state):
-                after = model.canonical(after)
+            for _, owed, then in model.steps(state):
+                after = model.canonical(then)
                 j = number.setdefault(after, len(number))
                 if j == len(graph.states):
                     graph.states.append(after)
@@ -75,8 +75,7 @@ def explore(setup: Setup, start: State | None = None) -> list[State]:
 def _fair(graph: Graph, component: list[int]) -> bool:
     """Whether a fair run can stay in it.
 
-    Reads and revocations happen between two steps of the daemon, but are due during one as well:
-    so what is always owed is looked for between them.
+    What the model lets happen only between two steps of the daemon is due during one as well.
     """
     members = set(component)
     always, taken = -1, 0
@@ -86,8 +85,7 @@ def _fair(graph: Graph, component: list[int]) -> bool:
             owed_here |= graph.owed[e]
             if graph.to[e] in members:
                 taken |= graph.owed[e]
-        if graph.states[i].phase == READY:
-            always &= owed_here
+        always &= owed_here if graph.states[i].phase == READY else owed_here | BETWEEN_STEPS
     return not always & ~taken
 
 
@@ -101,12 +99,12 @@ def _waiting_components(graph: Graph, c: int) -> Iterator[list[int]]:
     for root, wanted in enumerate(inside):
         work = [(root, graph.first[root])] if wanted and not order[root] else []
         while work:
-            i, e = work.pop()
+            i, start = work.pop()
             if not order[i]:
                 met += 1
                 order[i] = low[i] = met
                 stack.append(i)
-            for e in range(e, graph.first[i + 1]):
+            for e in range(start, graph.first[i + 1]):
                 j = graph.to[e]
                 if not inside[j]:
                     continue

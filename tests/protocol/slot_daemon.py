@@ -1,4 +1,7 @@
-"""What the daemon of the model does: its step in four parts, and revocation."""
+"""What the daemon of the model does: its step in four parts, and revocation.
+
+The step is cut where the page cuts it: observe, give, retire, move the epoch.
+"""
 
 from collections.abc import Iterator
 from itertools import combinations, permutations, product
@@ -38,21 +41,27 @@ def daemon_steps(setup: Setup, s: State) -> Iterator[Outcome]:
 
 
 def _observe(setup: Setup, s: State) -> Iterator[Outcome]:
-    """Takes the messages; barrier; reads every `published`. A dead client's socket has ended."""
+    """Takes what messages have come; barrier; reads every `published`.
+
+    A dead client's socket has ended, so it is not attached any more.
+    """
     dead = sum(1 << c for c, x in enumerate(s.clients) if x.at == "dead")
     attached = s.attached & ~dead
-    clients = tuple(
-        x._replace(mail=0, asked=(x.asked | x.mail) if attached >> c & 1 else 0)
-        for c, x in enumerate(s.clients)
-    )
-    joining = next((1 << c for c, x in enumerate(clients) if x.at == "attaching"), 0)
-    seen = [{x.published} if attached >> c & 1 else {NONE} for c, x in enumerate(clients)]
+    joining = next((1 << c for c, x in enumerate(s.clients) if x.at == "attaching"), 0)
+    seen = [{x.published} if attached >> c & 1 else {NONE} for c, x in enumerate(s.clients)]
     if setup.broken == "barrier" and s.snapshot:
         # Whatever a client has stored since the last step may still be in its store buffer.
         seen = [now | {last} for now, last in zip(seen, s.snapshot, strict=True)]
-    for snapshot in product(*seen):
-        after = s._replace(clients=clients, attached=attached, joining=joining, phase=OBSERVED)
-        yield f"reads published {snapshot}", after._replace(snapshot=snapshot)
+    s = s._replace(phase=OBSERVED, attached=attached, joining=joining)
+    on_their_way = (True, False) if setup.slow_post else (False,)
+    for late in product(*(on_their_way if x.mail else (True,) for x in s.clients)):
+        after = s
+        for c, x in enumerate(s.clients):
+            if not late[c]:
+                asked = x.asked | x.mail if attached >> c & 1 else 0
+                after = after.client(c, mail=0, asked=asked)
+        for snapshot in product(*seen):
+            yield f"reads published {snapshot}", after._replace(snapshot=snapshot)
 
 
 def _without_left_sections(s: State, inside: int) -> State:
@@ -181,9 +190,7 @@ def _retire(setup: Setup, s: State) -> Iterator[Outcome]:
 def _move_epoch(setup: Setup, s: State) -> Iterator[Outcome]:
     """`epoch += 1`, the stamps, and the end of the step."""
     epoch = s.epoch + 1
-    slots = [
-        x._replace(stamp=epoch) if x.kind == LIMBO and x.stamp == NONE else x for x in s.slots
-    ]
+    slots = [x._replace(stamp=epoch) if x.kind == LIMBO and x.stamp == NONE else x for x in s.slots]
     if setup.broken == "grace period":
         slots = [Slot(readers=x.readers) if x.kind == LIMBO else x for x in slots]
     yield "epoch += 1; ends its step", _ended(setup, s._replace(epoch=epoch, slots=tuple(slots)))
@@ -202,11 +209,13 @@ def _ended(setup: Setup, s: State) -> State:
     return s._replace(phase=READY, attached=attached, joining=0, snapshot=snapshot)
 
 
-def revocations(s: State) -> Iterator[Outcome]:
+def revocations(setup: Setup, s: State) -> Iterator[Outcome]:
     """A client that has stopped, and keeps a slot in LIMBO while another waits, is revoked.
 
     Not while it waits itself: then it is not the cause.
     """
+    if setup.broken == "revocation":
+        return
     stamp = max((x.stamp for x in s.slots if x.kind == LIMBO), default=NONE)
     for c, me in enumerate(s.clients):
         waits = bool(me.asked) or any(x.kind == READING and x.pins >> c & 1 for x in s.slots)

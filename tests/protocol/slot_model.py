@@ -10,7 +10,7 @@ the daemon reads it only after a barrier that empties those; `broken="barrier"` 
 
 from collections.abc import Iterator
 
-from slot_client import attaching_again, client_steps, reads_done
+from slot_client import client_steps, reads_done
 from slot_daemon import daemon_steps, revocations
 from slot_state import (
     EARLIER_SECTION,
@@ -31,19 +31,28 @@ from slot_state import (
 # Who owes a step, as bits: a run in which one of them can step from some time on and never does
 # is not fair. Nobody owes ill luck, nor the beginning of a section.
 NOBODY, DAEMON, REVOCATION, DISK_FOR_NOBODY = 0, 1, 2, 4
+MAX_CLIENTS = 8
 
 
 def client_owes(c: int) -> int:
     return 8 << c
 
 
+def post_owes(c: int) -> int:
+    return 8 << MAX_CLIENTS << c
+
+
 def disk_owes(pins: int) -> int:
     """Reads are told apart by the clients that wait for them."""
-    return pins << 16 or DISK_FOR_NOBODY
+    return pins << 3 + 2 * MAX_CLIENTS or DISK_FOR_NOBODY
+
+
+BETWEEN_STEPS = ~(DAEMON | sum(map(client_owes, range(MAX_CLIENTS))))
 
 
 class SlotModel:
     def __init__(self, setup: Setup) -> None:
+        assert setup.clients <= MAX_CLIENTS
         self.setup = setup
 
     def start(self) -> State:
@@ -71,9 +80,11 @@ class SlotModel:
                 for what, owed, after in client_steps(self.setup, s, c):
                     yield f"client {c} {what}", client_owes(c) if owed else NOBODY, after
         for what, after in daemon_steps(self.setup, s):
-            yield f"daemon {what}", DAEMON, after
+            clients = zip(s.clients, after.clients, strict=True)
+            come = [c for c, (then, now) in enumerate(clients) if then.mail > now.mail]
+            yield f"daemon {what}", DAEMON | sum(map(post_owes, come)), after
         if s.phase == READY:
-            for what, after in revocations(s):
+            for what, after in revocations(self.setup, s):
                 yield f"daemon {what}", REVOCATION, after
             for i, x in s.unlike_slots():
                 if x.kind == READING:  # one step: nobody sees the read before its publication

@@ -21,6 +21,20 @@ SECTION = (*ENTRY, "lookup", "send", "wait", "compute", "check", "leave")
 WAIT_OVER = ("compute", "check", "leave", "idle")
 
 
+BROKEN = {
+    "barrier": "the daemon reads `published` although stores may be on their way to it",
+    "grace period": "a victim is FREE as soon as it is out of the table",
+    "pin": "a slot given for a fetch, or found for one, may be a victim at once",
+    "reserve": "any FREE slot may be given, victims are retired only for want of one",
+    "surplus": "a slot is given on the credit of victims that the same step retires",
+    "age": "a request leaves the share of every other section, not only of the older ones",
+    "re-read": "a client does not look whether the epoch has moved while it published it",
+    "revocation": "a client that has stopped is waited for",
+    "revoked check": "a client does not look whether it was revoked before it uses its result",
+    "revoked ends the wait": "a client looks for that only after its reads",
+}
+
+
 class ProtocolBroken(Exception):
     """A step was taken that must never be possible."""
 
@@ -36,11 +50,16 @@ class Setup:
     late: bool = False  # the last client attaches some time later
     sections: tuple[int, ...] = ()  # how many each client may begin; empty: any number
     abandoners: int = -1  # one bit a client: may leave a section before its reads are done
-    fault: str = ""  # "stall", "death", "restart" or "failed read": once, at any time
+    slow_post: bool = False  # a fetch may miss any number of the daemon's steps
+    fault: str = ""  # what may happen once, at any time
     only_new_experts: bool = False  # each section wants what nobody has or wants
     prefetch: bool = False
     split: bool = False  # clients step between any two parts of the daemon's step
-    broken: str = ""
+    broken: str = ""  # a key of BROKEN
+
+    def __post_init__(self) -> None:
+        assert self.fault in ("", "stall", "death", "restart", "failed read")
+        assert not self.broken or self.broken in BROKEN
 
 
 class Slot(NamedTuple):
@@ -110,17 +129,20 @@ def canonical(s: State, daemon_step_is_atomic: bool) -> State:
     s = _compress_epochs(s)
     if daemon_step_is_atomic:
         s = _forget_left_sections(s)
+    s = _forget_old_misses(s)
     clients = list(s.clients)
     names = {0: 0}
     for c, x in enumerate(clients):
-        if x.misses and x.at in WAIT_OVER and not (x.mail | x.asked) & THIS_SECTION:
-            clients[c] = x._replace(misses=())
-        for expert, _ in clients[c].misses:
-            names.setdefault(expert, len(names))
-    for c, x in enumerate(clients):
         if x.misses:
-            clients[c] = x._replace(misses=tuple((names[e], found) for e, found in x.misses))
-    slots = [x._replace(expert=names.get(x.expert, 0)) if x.expert else x for x in s.slots]
+            for expert, _ in x.misses:
+                names.setdefault(expert, len(names))
+            misses = tuple((names[expert], found) for expert, found in x.misses)
+            if misses != x.misses:
+                clients[c] = x._replace(misses=misses)
+    slots = [
+        x._replace(expert=names.get(x.expert, 0)) if names.get(x.expert) != x.expert else x
+        for x in s.slots
+    ]
     return s._replace(clients=tuple(clients), slots=tuple(sorted(slots)))
 
 
@@ -154,14 +176,19 @@ def _forget_left_sections(s: State) -> State:
     one, for `published` and `section` are read at two times.
     """
     inside = sum(1 << c for c, x in enumerate(s.clients) if x.published)
-    slots = tuple(
-        x._replace(pins=x.pins & inside, old_pins=0) if x.old_pins or x.pins & ~inside else x
-        for x in s.slots
-    )
-    clients = tuple(
-        x._replace(mail=x.mail & (inside >> c & 1), asked=x.asked & (inside >> c & 1))
-        if x.mail or x.asked
-        else x
-        for c, x in enumerate(s.clients)
-    )
-    return s._replace(clients=clients, slots=slots)
+    for i, slot in enumerate(s.slots):
+        if slot.old_pins or slot.pins & ~inside:
+            s = s.slot(i, pins=slot.pins & inside, old_pins=0)
+    for c, x in enumerate(s.clients):
+        now = THIS_SECTION if x.published else 0
+        if (x.mail | x.asked) & ~now:
+            s = s.client(c, mail=x.mail & now, asked=x.asked & now)
+    return s
+
+
+def _forget_old_misses(s: State) -> State:
+    """`s` without misses that have been found, and that no fetch will ask for any more."""
+    for c, x in enumerate(s.clients):
+        if x.misses and x.at in WAIT_OVER and not (x.mail | x.asked) & THIS_SECTION:
+            s = s.client(c, misses=())
+    return s

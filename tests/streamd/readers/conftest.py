@@ -55,6 +55,9 @@ class FaultyEngine:
     def fileno(self) -> int:
         return self._epoll.fileno()
 
+    def register(self, buffer: memoryview) -> None:
+        self.inner.register(buffer)
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         ordinal = len(self.seen)
         self.seen.append((offset, buffer.nbytes, address_of(buffer)))

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import ModelChanged, ReadFailed
 from streamd.readers.direct import open_file
-from streamd.readers.reader import TRIES_MAX
+from streamd.readers.pieces import TRIES_MAX
 
 PIECE = 64 << 10
 

@@ -1,0 +1,85 @@
+"""What waits to be read, by priority, and how many bytes of each are in flight.
+
+DEMAND    goes first, up to the whole limit
+PREFETCH  when nothing is demanded, up to a share of the limit: a demand finds room at once
+BACKFILL  when nothing else waits and no demand is in flight: a disk that is idle otherwise
+"""
+
+from collections import deque
+
+from streamd.readers.pieces import Piece, Slab
+from streamd.readers.slab_read import Priority
+
+PREFETCH_SHARE = 0.5
+BACKFILL_SHARE = 0.25
+
+
+class ReadQueue:
+    def __init__(self) -> None:
+        self._waiting: tuple[deque[Piece], ...] = tuple(deque() for _ in Priority)
+        self._in_flight = [0 for _ in Priority]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting))
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(self._in_flight)
+
+    def push(self, piece: Piece) -> None:
+        self._waiting[piece.slab.priority].append(piece)
+
+    def push_front(self, piece: Piece) -> None:
+        self._waiting[piece.slab.priority].appendleft(piece)
+
+    def take(self, limit_bytes: int) -> Piece | None:
+        """The next piece to read; None if nothing waits, or nothing may start yet.
+
+        A piece larger than the limit is read alone.
+        """
+        priority = next((p for p in Priority if self._waiting[p]), None)
+        if priority is None or not self._may_start(priority, limit_bytes):
+            return None
+        piece = self._waiting[priority].popleft()
+        piece.charged_to = priority
+        self._in_flight[priority] += piece.target.nbytes
+        return piece
+
+    def ended(self, piece: Piece) -> None:
+        self._in_flight[piece.charged_to] -= piece.target.nbytes
+
+    def withdraw(self, slab: Slab) -> int:
+        """Forget what waits of a slab; how many pieces that were."""
+        waiting = self._waiting[slab.priority]
+        kept = [piece for piece in waiting if piece.slab is not slab]
+        withdrawn_count = len(waiting) - len(kept)
+        waiting.clear()
+        waiting.extend(kept)
+        slab.pieces_left -= withdrawn_count
+        return withdrawn_count
+
+    def promote(self, slab: Slab) -> None:
+        """Make what is left of a slab a demand, behind the demands that wait already."""
+        waiting = self._waiting[slab.priority]
+        moved = [piece for piece in waiting if piece.slab is slab]
+        self.withdraw(slab)
+        slab.pieces_left += len(moved)
+        slab.priority = Priority.DEMAND
+        self._waiting[Priority.DEMAND].extend(moved)
+
+    def _may_start(self, priority: Priority, limit_bytes: int) -> bool:
+        total_bytes = self.in_flight_bytes
+        if total_bytes == 0:
+            return True
+        size_bytes = self._waiting[priority][0].target.nbytes
+        if total_bytes + size_bytes > limit_bytes:
+            return False
+        own_bytes = self._in_flight[priority] + size_bytes
+        match priority:
+            case Priority.DEMAND:
+                return True
+            case Priority.PREFETCH:
+                return own_bytes <= PREFETCH_SHARE * limit_bytes
+            case Priority.BACKFILL:
+                busy = self._in_flight[Priority.DEMAND] > 0
+                return not busy and own_bytes <= BACKFILL_SHARE * limit_bytes

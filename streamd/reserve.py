@@ -1,0 +1,60 @@
+"""Who may have a FREE slot: the reserve and the age of sections, as docs/protocol.md has them.
+
+Each size class keeps `w` slots FREE or in LIMBO for every attached client, at every moment, so that
+the oldest section finds its `w` whatever the others do.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from shared.errors import DaemonBusy, PlanError
+from streamd.cache_client import CacheClient
+from streamd.slots import ClassSlots
+
+
+class Reserve:
+    """A view of the attached clients, by number; it holds nothing of its own."""
+
+    def __init__(self, clients: Mapping[int, CacheClient]) -> None:
+        self._clients = clients
+
+    def count(self, slots: ClassSlots) -> int:
+        """Slots of a class that are FREE or in LIMBO at every moment."""
+        return 0 if slots.holds_all else slots.wave_experts * len(self._clients)
+
+    def check_room(self, classes: Iterable[ClassSlots]) -> None:
+        """PlanError or DaemonBusy unless one more client can have its slots and its reserve."""
+        client_count = len(self._clients) + 1
+        for slots in classes:
+            if slots.holds_all:
+                continue
+            if slots.count < 2 * slots.wave_experts * client_count:
+                raise PlanError(
+                    f"a size class of the host cache has {slots.count} slots,"
+                    f" {client_count} clients need {2 * slots.wave_experts * client_count}",
+                    "restart the daemon with a larger --host-cache, or end another client",
+                )
+            if slots.retirable_count < slots.wave_experts * client_count:
+                raise DaemonBusy("all slots are being read into", "try again in a moment")
+
+    def share_of_older(self, slots: ClassSlots, client: CacheClient) -> int:
+        """FREE slots that belong to the sections older than the client's."""
+        if slots.holds_all:
+            return 0
+        return sum(
+            max(0, slots.wave_experts - sum(map(slots.owns, other.pins)))
+            for other in self._clients.values()
+            if other.in_section and other.age < client.age
+        )
+
+    def may_give(self, slots: ClassSlots, share_of_older: int) -> bool:
+        """Whether one more slot can be given to whom `share_of_older` was counted for."""
+        return len(slots.free) > share_of_older and slots.spare_count > self.count(slots)
+
+    def is_held_up(self, client: CacheClient, by: CacheClient, slots: ClassSlots) -> bool:
+        """Whether the client lacks FREE slots that are in LIMBO for the sake of an older one."""
+        return (
+            by.age < client.age
+            and bool(slots.limbo)
+            and by.published < slots.limbo[-1][0]
+            and len(slots.free) <= self.share_of_older(slots, client)
+        )

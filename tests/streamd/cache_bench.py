@@ -1,0 +1,123 @@
+"""A host cache on a bench: plain memory, a clock that is set by hand, reads that end on demand.
+
+`at_barrier`, if set, is called whenever the cache waits for its barrier: there the other processes
+are in the midst of whatever they do.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from shared.residency import ClientArea, ResidencyTable, TableShape
+from streamd.cache import Grant, HostCache, Step
+from streamd.cache_integrity import check_integrity
+from streamd.slots import ClassSlots
+
+DEADLINE_MS = 2000.0
+ROOM = 1000
+
+
+class BenchClient:
+    """What a client does, by the letter of docs/protocol.md."""
+
+    def __init__(self, bench: "CacheBench", number: int) -> None:
+        self.number = number
+        self.area = ClientArea(bytearray(bench.shape.area_bytes), bench.shape)
+        self.area.initialise()
+        self._bench = bench
+
+    def enter(self) -> int:
+        return self.area.enter(self._bench.table)
+
+    def leave(self) -> None:
+        self.area.leave()
+
+    def look_up(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """The slots, -1 for a miss; counts the use."""
+        self.area.uses[layer, list(experts)] += np.uint32(1)
+        return self._bench.table.host_slots[layer, list(experts)].tolist()
+
+    def fetch(self, layer: int, experts: Iterable[int], section: int | None = None) -> None:
+        section = self.area.section if section is None else section
+        self._bench.cache.fetch(self.number, section, layer, experts)
+
+    def has_used(self, layer: int, expert: int, count: int) -> None:
+        """The router has chosen the expert that often."""
+        self.area.uses[layer, expert] += np.uint32(count)
+
+
+class CacheBench:
+    """class_slots: slots of each class; waves: experts a section may need of each.
+
+    layer_class: the class of each layer, -1 for a dense one.
+    """
+
+    def __init__(
+        self,
+        class_slots: Sequence[int] = (8,),
+        waves: Sequence[int] = (2,),
+        layer_class: Sequence[int] = (0, 0),
+        n_experts: int = 16,
+    ) -> None:
+        self.shape = TableShape(len(layer_class), n_experts)
+        self.table = ResidencyTable(bytearray(self.shape.table_bytes), self.shape)
+        self.table.initialise()
+        self.now_ms = 0.0
+        self.at_barrier: Callable[[], None] | None = None
+        self.reads: dict[int, Grant] = {}  # by slot
+        classes = [
+            ClassSlots(sum(class_slots[:c]), count, layer_class.count(c) * n_experts, waves[c])
+            for c, count in enumerate(class_slots)
+        ]
+        self.cache = HostCache(self.table, layer_class, classes, self._barrier, lambda: self.now_ms)
+
+    def _barrier(self) -> None:
+        if self.at_barrier is not None:
+            self.at_barrier()
+
+    def attach(self, number: int) -> BenchClient:
+        client = BenchClient(self, number)
+        self.cache.attach(number, client.area)
+        return client
+
+    def step(self, room_count: int = ROOM) -> Step:
+        """One step of the daemon; its grants are then reads in flight."""
+        step = self.cache.step(room_count)
+        for grant in step.grants:
+            assert grant.slot not in self.reads, "read into a slot that is being read into"
+            self.reads[grant.slot] = grant
+        check_integrity(self.cache)
+        return step
+
+    def finish(self, slot: int) -> list[int]:
+        """The read into `slot` has succeeded; who is rung."""
+        del self.reads[slot]
+        rung = self.cache.read_done(slot)
+        check_integrity(self.cache)
+        return rung
+
+    def fail(self, slot: int) -> tuple[int, int, list[tuple[int, int]]]:
+        del self.reads[slot]
+        told = self.cache.read_failed(slot)
+        check_integrity(self.cache)
+        return told
+
+    def finish_all(self) -> set[int]:
+        return {number for slot in list(self.reads) for number in self.finish(slot)}
+
+    def has_read(self, client: BenchClient, layer: int, experts: Iterable[int]) -> list[int]:
+        """A whole section: the experts are missed, read and used; their slots."""
+        client.enter()
+        client.fetch(layer, experts)
+        self.step()
+        self.finish_all()
+        slots = client.look_up(layer, list(experts))
+        client.leave()
+        assert min(slots) >= 0
+        return slots
+
+    def resident(self, layer: int) -> set[int]:
+        return set(np.flatnonzero(self.table.host_slots[layer] >= 0).tolist())
+
+    def spare_slots(self, class_id: int = 0) -> int:
+        return self.cache.classes[class_id].spare_count
