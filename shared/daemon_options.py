@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from shared.io_choice import IoChoice, parse_io
 from shared.options import option, parse_auto_size
-
-IO_ENGINES = ("auto", "liburing", "uring-api", "pread")
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,11 @@ class DaemonOptions:
     device: str = option(
         "auto", "auto or cpu: where the model runs", choices=("auto", "cpu"), metavar="DEVICE"
     )
-    io: str = option(
-        "auto",
-        "how the disk is read: auto, liburing, uring-api or pread",
-        choices=IO_ENGINES,
+    io: IoChoice = option(
+        IoChoice(),
+        "how the disk is read: auto, liburing, uring-api or pread;"
+        " paced:7GB/s[:ENGINE] stands in for a drive of that speed",
+        parse=parse_io,
         metavar="ENGINE",
     )
 

@@ -44,15 +44,21 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="options in a file")
     serve.add_argument("--owner-fd", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    bench_io = commands.add_parser("bench-io", help="how fast the drive gives expert slabs")
+    doctor = commands.add_parser("doctor", help="is this machine fit, and what to do if not")
+    bench_io.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
+    doctor.add_argument("--model", type=Path, metavar="FILE.gguf", help="look at its drive too")
     stats = commands.add_parser("stats", help="hit rates, disk, clients")
     stop = commands.add_parser("stop", help="stop a daemon")
     for command in (stats, stop):
         command.add_argument("--name", help="which daemon (default: the only one running)")
         command.add_argument("--model", type=Path, help="the daemon that serves this file")
-    for command in (stats, plan):
+    for command in (stats, plan, bench_io):
         command.add_argument("--json", action="store_true", help="for programs")
     serve.set_defaults(run=_serve)
     plan.set_defaults(run=_plan)
+    bench_io.set_defaults(run=_bench_io)
+    doctor.set_defaults(run=_doctor)
     stats.set_defaults(run=_stats)
     stop.set_defaults(run=_stop)
     return parser
@@ -109,6 +115,18 @@ def _plan(arguments: argparse.Namespace) -> int:
     for name, value in values.items():
         print(f"{name:<20} {value:,}" if isinstance(value, int) else f"{name:<20} {value}")
     return 0
+
+
+def _bench_io(arguments: argparse.Namespace) -> int:
+    from streamd.io_commands import bench_io  # noqa: PLC0415
+
+    return bench_io(arguments.model, arguments.json)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from streamd.io_commands import doctor  # noqa: PLC0415
+
+    return doctor(arguments.model)
 
 
 def _stats(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError
 from shared.options import build, given, option, parse_count
 
+DEPTH_MAX = 1024
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -18,7 +19,12 @@ class StreamdConfig(DaemonOptions):
     model: Path = option(Path(), "the GGUF file (any shard of a split one)", parse=Path)
     name: str = option("", "name of this daemon (default: from the model's file name)")
     log_level: str = option("info", "debug, info, warning or error", choices=LOG_LEVELS)
-    io_depth: int = option(32, "reads in flight at the most", parse=parse_count, metavar="N")
+    io_depth: int = option(
+        0,
+        "reads in flight at the most (default: what bench-io found for the drive, else 32)",
+        parse=parse_count,
+        metavar="N",
+    )
     stall_deadline_ms: int = option(
         2000,
         "how long a client that does not move may hold up another one",
@@ -29,8 +35,8 @@ class StreamdConfig(DaemonOptions):
     def __post_init__(self) -> None:
         if self.model == Path():
             raise ConfigError("no model is given", "say --model FILE.gguf")
-        if not 1 <= self.io_depth <= 1024:
-            raise ConfigError(f"--io-depth is {self.io_depth}", "give 1 to 1024")
+        if self.io_depth > DEPTH_MAX:
+            raise ConfigError(f"--io-depth is {self.io_depth}", f"give 1 to {DEPTH_MAX}")
         if self.gpu_cache:
             raise ConfigError(
                 "--gpu-cache needs a GPU tier, which this version does not have",

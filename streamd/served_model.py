@@ -5,23 +5,28 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from shared.errors import ConfigError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
 from shared.membarrier import choose_barrier
 from shared.residency import ResidencyTable, TableShape
 from shared.resident import resident_layout
 from streamd.cache import HostCache
-from streamd.config import StreamdConfig
+from streamd.config import DEPTH_MAX, StreamdConfig
 from streamd.host_tier import HostTier
+from streamd.io_best import drive_of, load_best
 from streamd.plan import HostPlan, available_memory_bytes, plan_host
 from streamd.readers.direct import OpenFile, open_file
-from streamd.readers.probe import choose_engine
+from streamd.readers.paced_engine import PacedEngine
+from streamd.readers.probe import AUTO, choose_engine
 from streamd.readers.reader import Reader
 from streamd.regions import Region
 from streamd.resident import load_resident
 from streamd.slots import ClassSlots
 
 log = logging.getLogger(__name__)
+
+DEFAULT_DEPTH = 32
 
 
 class ServedModel:
@@ -111,9 +116,24 @@ def _open_files(index: GgufIndex, stack: ExitStack) -> list[OpenFile]:
 
 
 def _make_reader(files: list[OpenFile], config: StreamdConfig, stack: ExitStack) -> Reader:
-    engine, report = choose_engine(config.io, config.io_depth)
+    best = load_best(drive_of(files[0].path), DEPTH_MAX)
+    name, depth = config.io.engine, config.io_depth
+    if best is not None:
+        name = best.engine if name == AUTO else name
+        depth = depth or best.depth
+        log.info("bench-io found %s at depth %d best for this drive", best.engine, best.depth)
+    depth = depth or DEFAULT_DEPTH
+    try:
+        engine, report = choose_engine(name, depth)
+    except ConfigError:
+        if config.io.engine != AUTO:
+            raise
+        engine, report = choose_engine(AUTO, depth)  # what was best once does not work any more
     for line in report:
         log.info("%s", line)
-    reader = Reader(engine, files, config.io_depth)
+    if config.io.paced_bytes_per_s is not None:
+        engine = PacedEngine(engine, config.io.paced_bytes_per_s)
+        log.warning("I/O is %s: for benchmarks", engine.name)
+    reader = Reader(engine, files, depth)
     stack.callback(reader.close)
     return reader

@@ -1,9 +1,9 @@
 """Several clients of one daemon: one that dies, one that stops, one that goes on undisturbed."""
 
 import json
+import select
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +20,7 @@ QUESTION = (
 )
 STALL_DEADLINE_MS = 300
 READING_S = 1.0
+ANSWER_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +41,39 @@ def _start_chat(place, *words: object) -> subprocess.Popen[str]:
     return place.start("infer", *command, *words)
 
 
-def _finish(process: subprocess.Popen[str], begun: str) -> str:
-    """The whole of a chat's answer, of which `begun` has been read."""
-    out, err = process.communicate(timeout=90)
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
-    return begun + out
+def _await_words(*chats: subprocess.Popen[str]) -> list[subprocess.Popen[str]]:
+    """Those of `chats` that have begun to answer; at least one."""
+    ready, _, _ = select.select([chat.stdout for chat in chats], [], [], ANSWER_S)
+    assert ready, "no chat has begun to answer"
+    return [chat for chat in chats if chat.stdout in ready]
+
+
+def _answer_of(chat: subprocess.Popen[str]) -> str:
+    out, err = chat.communicate(timeout=ANSWER_S)
+    assert chat.returncode == 0, err
+    return out
 
 
 @pytest.mark.slow
 def test_one_chat_dies_one_stops_and_one_goes_on(module_place, streaming_model, expected):
-    budget = module_place.plan(streaming_model)["floor_bytes"] * 3 // 2
+    budget = module_place.plan(streaming_model)["full_bytes"] * 2 // 3  # enough for three
     options = ("--host-cache", budget, "--stall-deadline-ms", STALL_DEADLINE_MS)
     daemon = module_place.daemon(streaming_model, *options, "--name", "three")
-    dying, stopping, living = chats = [
+    dying, stopping, living = (
         _start_chat(module_place, "--model", streaming_model) for _ in range(3)
-    ]
-    begun = [chat.stdout.read(1) for chat in chats]
+    )
+    disturbed = {dying: signal.SIGKILL, stopping: signal.SIGSTOP}
+    while disturbed:
+        for chat in _await_words(*disturbed):
+            chat.send_signal(disturbed.pop(chat))
     assert len(running_daemons()) == 1, "they attached, and started none"
     clients = module_place.stats(daemon.name)["clients"]
-    assert {client["pid"] for client in clients} <= {chat.pid for chat in chats}
-    stopping.send_signal(signal.SIGSTOP)
-    dying.kill()
-    assert _finish(living, begun[2]) == expected
+    assert stopping.pid in [client["pid"] for client in clients]
+    assert _answer_of(living) == expected
     assert dying.wait() == -signal.SIGKILL
     assert module_place.state_of(stopping.pid) == "T"
     stopping.send_signal(signal.SIGCONT)
-    assert _finish(stopping, begun[1]) == expected
+    assert _answer_of(stopping) == expected
     assert module_place.stats(daemon.name)["clients"] == []
     daemon.stop()
 
@@ -97,27 +104,14 @@ def test_a_client_waits_for_a_daemon_that_loads(module_place, slab_reader, strea
     daemon.stop()
 
 
-@pytest.mark.parametrize("attached", [False, True])
-def test_no_orphan_is_left_by_a_client_that_is_killed(attached, module_place, demo_model):
-    client = module_place.start("infer", "chat", "--model", demo_model, stdin=subprocess.PIPE)
-    (daemon,) = module_place.wait_until(running_daemons, "an embedded daemon")
-    if attached:
-        module_place.wait_until(
-            lambda: module_place.stats(daemon.name)["clients"], "the client attaches"
-        )
-    client.kill()
-    module_place.wait_until(lambda: not module_place.state_of(daemon.pid), "the daemon ends")
-    assert module_place.leftovers() == []
-
-
 def test_a_chat_whose_daemon_dies_says_so(module_place, streaming_model):
     floor_bytes = module_place.plan(streaming_model)["floor_bytes"]
     options = ("--host-cache", floor_bytes, "--name", "dying")
     daemon = module_place.daemon(streaming_model, *options)
     chat = _start_chat(module_place, "--name", daemon.name)
-    chat.stdout.read(1)
+    _await_words(chat)
     daemon.process.kill()
-    _, err = chat.communicate(timeout=90)
+    _, err = chat.communicate(timeout=ANSWER_S)
     assert chat.returncode == 1
     assert err.splitlines() == [
         "infer: the daemon 'dying' is gone: it ended",

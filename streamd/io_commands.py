@@ -1,0 +1,61 @@
+"""`streamd bench-io` and `streamd doctor` on the terminal."""
+
+import json
+import sys
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from streamd.bench_io import Bench, choose_best
+from streamd.doctor import FAIL, examine, render
+from streamd.io_best import drive_of, save_best
+from streamd.readers.probe import AUTO, choose_engine
+
+DISK_PROBE_SECONDS = 2.0
+DISK_PROBE_DEPTH = 16
+
+_HEAD = ("engine", "pattern", "depth", "pages", "MB/s", "CPU ms/GB", "p50 ms", "p99 ms")
+_LINE = "{:<10} {:<11} {:>5} {:<24} {:>9} {:>10} {:>8} {:>8}"
+
+
+def bench_io(model: Path, as_json: bool) -> int:
+    """Measure all combinations, show them, and keep the best for this drive."""
+    rows = []
+    with ExitStack() as stack:
+        bench = Bench(model, stack)
+        if not as_json:
+            print(_LINE.format(*_HEAD))
+        for row in bench.rows():
+            rows.append(row)
+            if not as_json:
+                print(_LINE.format(*asdict(row).values()), flush=True)
+            elif sys.stderr.isatty():
+                print(f"\r{len(rows)} measured", end="", file=sys.stderr)
+    best = choose_best(rows)
+    with suppress(OSError):
+        save_best(drive_of(model), best)
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "best": asdict(best)}))
+    else:
+        print(f"best: {best.engine} at depth {best.depth}, {best.mb_s:,.0f} MB/s")
+    return 0
+
+
+def doctor(model: Path | None) -> int:
+    """All findings; 1 if any is a failure."""
+    failed = False
+    for finding in examine(model, _probe_disk):
+        print(render(finding), flush=True)
+        failed |= finding.level == FAIL
+    return int(failed)
+
+
+def _probe_disk(model: Path) -> float:
+    """Bytes a second of random slabs with the engine that would be used."""
+    engine, _ = choose_engine(AUTO, 1)
+    engine.close()
+    with ExitStack() as stack:
+        bench = Bench(model, stack)
+        pages = next(iter(bench.memories))
+        row = bench.measure(engine.name, "slabs", pages, DISK_PROBE_DEPTH, DISK_PROBE_SECONDS)
+    return row.mb_s * 1e6
