@@ -213,6 +213,8 @@ class SlotClient:
             slots: npt.NDArray[np.int32] = row[wanted]
             if (slots >= 0).all():
                 return slots
+            if self.mapping.table.revoked[self.mapping.attached.client]:
+                raise ClientRevoked("the daemon serves this client no more", "attach again")
             message = self._next_message(deadline_s)
             if isinstance(message, Failed) and message.section == section:
                 raise Refused(message.code, message.message, message.remedy).error()

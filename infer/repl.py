@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -35,13 +35,19 @@ def chat(session: Session, config: ChatConfig, prompt: str | None) -> int:
     interactive = sys.stdin.isatty()
     if interactive:
         print("Type a message, or /help.", file=sys.stderr)
-    for line in _terminal_lines() if interactive else _piped_lines():
-        text = line.strip()
-        if text in ("/exit", "/quit"):
-            break
-        if text:
-            talk.take(text)
-    return 0
+    read_line = _terminal_reader() if interactive else _read_piped_line
+    while True:
+        try:
+            text = read_line().strip()
+            if text in ("/exit", "/quit"):
+                return 0
+            if text:
+                talk.take(text)
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:  # at the prompt, or once more just after an answer was stopped
+            if not interactive:
+                raise
 
 
 class Chat:
@@ -119,8 +125,10 @@ class Chat:
                 self._reset()
             case "think":
                 if rest not in self._template.reasoning_choices:
-                    choices = ", ".join(self._template.reasoning_choices) or "none"
-                    raise RequestError(f"no reasoning effort {rest!r}", f"it knows: {choices}")
+                    choices = ", ".join(self._template.reasoning_choices) or "no choice of effort"
+                    raise RequestError(
+                        f"no reasoning effort {rest!r}", f"this model knows {choices}"
+                    )
                 self._effort = rest
             case _:
                 raise RequestError(f"there is no command /{name}", "see /help")
@@ -154,20 +162,17 @@ def _show(text: str) -> None:
     print(f"{dim}{text}{plain}", file=sys.stderr)
 
 
-def _piped_lines() -> Iterator[str]:
-    yield from sys.stdin
+def _read_piped_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line
 
 
-def _terminal_lines() -> Iterator[str]:
-    """Lines typed at the prompt, with a history kept in a file; Ctrl-C clears the line."""
+def _terminal_reader() -> Callable[[], str]:
+    """Reads a line typed at the prompt, with a history kept in a file; EOFError for Ctrl-D."""
     prompt: PromptSession[str] = PromptSession(history=_history())
-    while True:
-        try:
-            yield prompt.prompt("> ")
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
+    return lambda: prompt.prompt("> ")
 
 
 def _history() -> History:

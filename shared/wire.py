@@ -15,7 +15,7 @@ import msgpack
 
 from shared.errors import ProtocolMismatch, StreamError, from_wire
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_FETCH_EXPERTS = 4096
 
@@ -95,7 +95,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Reload:
+    """Open the model anew; clients lose their attachment."""
+
+
+@dataclass(frozen=True)
 class Stopping:
+    """The answer to Stop and Reload."""
+
     pid: int
 
 
@@ -115,7 +122,9 @@ class Refused:
         return from_wire(self.code, self.message, self.remedy)
 
 
-Message = Attach | Attached | Fetch | Failed | StatsRequest | Stats | Stop | Stopping | Refused
+Message = (
+    Attach | Attached | Fetch | Failed | StatsRequest | Stats | Stop | Reload | Stopping | Refused
+)
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _HINTS = {kind: typing.get_type_hints(kind) for kind in _KINDS.values()}
 

@@ -13,7 +13,7 @@ from shared.command import run_command
 from shared.errors import StreamError
 from shared.options import add_options
 from shared.runtime_dir import DaemonRecord, Endpoints, claim, find_daemon
-from shared.wire import PROTOCOL_VERSION, Stats, StatsRequest, Stop
+from shared.wire import PROTOCOL_VERSION, Reload, Stats, StatsRequest, Stop
 from streamd.config import StreamdConfig, read_config
 
 
@@ -46,21 +46,26 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     bench_io = commands.add_parser("bench-io", help="how fast the drive gives expert slabs")
     doctor = commands.add_parser("doctor", help="is this machine fit, and what to do if not")
+    scrub = commands.add_parser("scrub", help="read the whole file once, at low priority")
+    scrub.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
     bench_io.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
     doctor.add_argument("--model", type=Path, metavar="FILE.gguf", help="look at its drive too")
     stats = commands.add_parser("stats", help="hit rates, disk, clients")
     stop = commands.add_parser("stop", help="stop a daemon")
-    for command in (stats, stop):
+    reload = commands.add_parser("reload", help="open the model file anew")
+    for command in (stats, stop, reload):
         command.add_argument("--name", help="which daemon (default: the only one running)")
         command.add_argument("--model", type=Path, help="the daemon that serves this file")
-    for command in (stats, plan, bench_io):
+    for command in (stats, plan, bench_io, scrub):
         command.add_argument("--json", action="store_true", help="for programs")
     serve.set_defaults(run=_serve)
     plan.set_defaults(run=_plan)
     bench_io.set_defaults(run=_bench_io)
     doctor.set_defaults(run=_doctor)
+    scrub.set_defaults(run=_scrub)
     stats.set_defaults(run=_stats)
     stop.set_defaults(run=_stop)
+    reload.set_defaults(run=_reload)
     return parser
 
 
@@ -87,15 +92,20 @@ def _serve_until_stopped(arguments: argparse.Namespace, ready_fd: int | None) ->
     record = DaemonRecord(
         config.daemon_name, os.getpid(), str(config.model.absolute()), PROTOCOL_VERSION
     )
-    daemon = Daemon(config, endpoints)
-    daemon.stop_on_signals()
-    with claim(endpoints, record), daemon:
-        if arguments.owner_fd is not None:
-            daemon.watch_owner(arguments.owner_fd)
-        logging.info("serving %s as %r", config.model, config.daemon_name)
-        if ready_fd is not None:
-            _tell_ready(ready_fd, {"name": config.daemon_name})
-        daemon.run()
+    with claim(endpoints, record):
+        while True:
+            daemon = Daemon(config, endpoints)
+            daemon.stop_on_signals()
+            with daemon:
+                if arguments.owner_fd is not None:
+                    daemon.watch_owner(arguments.owner_fd)
+                logging.info("serving %s as %r", config.model, config.daemon_name)
+                if ready_fd is not None:
+                    _tell_ready(ready_fd, {"name": config.daemon_name})
+                    ready_fd = None
+                daemon.run()
+            if daemon.orphaned or not daemon.reload_wanted:
+                return
 
 
 def _tell_ready(fd: int, word: dict[str, Any]) -> None:
@@ -129,6 +139,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return doctor(arguments.model)
 
 
+def _scrub(arguments: argparse.Namespace) -> int:
+    from streamd.io_commands import scrub  # noqa: PLC0415
+
+    return scrub(arguments.model, arguments.json)
+
+
 def _stats(arguments: argparse.Namespace) -> int:
     from shared.stats_view import render_stats  # noqa: PLC0415
     from streamd.ask import ask  # noqa: PLC0415
@@ -146,4 +162,13 @@ def _stop(arguments: argparse.Namespace) -> int:
     ask(record.name, Stop())
     wait_until_gone(record)
     print(f"stopped {record.name}")
+    return 0
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from streamd.ask import ask  # noqa: PLC0415
+
+    record = find_daemon(arguments.name, arguments.model)
+    ask(record.name, Reload())
+    print(f"{record.name} opens {record.model} anew")
     return 0

@@ -25,6 +25,9 @@ class StreamdConfig(DaemonOptions):
         parse=parse_count,
         metavar="N",
     )
+    verify: bool = option(
+        False, "compare each slab that is read again with its first reading", parse=bool
+    )
     stall_deadline_ms: int = option(
         2000,
         "how long a client that does not move may hold up another one",

@@ -63,6 +63,7 @@ class Control:
         self._router.setsockopt(zmq.SNDHWM, REQUEST_QUEUE_LENGTH)
         self._router.bind(endpoints.zmq_url)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        endpoints.unix_path.unlink(missing_ok=True)  # from before a reload: the name is ours
         self._listener.bind(str(endpoints.unix_path))
         self._listener.listen(MAX_CONNECTIONS)
         self._listener.setblocking(False)

@@ -16,6 +16,7 @@ from shared.wire import (
     Failed,
     Fetch,
     Message,
+    Reload,
     Stats,
     StatsRequest,
     Stop,
@@ -24,7 +25,7 @@ from shared.wire import (
 from streamd.config import StreamdConfig
 from streamd.control import Control
 from streamd.served_model import ServedModel
-from streamd.sessions import Sessions
+from streamd.sessions import Session, Sessions
 from streamd.stats import NO_GPU_TIER, SinceLast, client_values, host_tier_values, io_values
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 # While a request waits for a slot, the clients' areas are looked at this often.
 WAITING_POLL_MS = 1
 IDLE_POLL_MS = 1000
+WATCH_INTERVAL_S = 1.0
 
 
 class Daemon:
@@ -41,6 +43,9 @@ class Daemon:
         self.config = config
         self.endpoints = endpoints
         self.stopping = False
+        self.reload_wanted = False
+        self.fault: ModelChanged | None = None
+        self._watched_at_s = time.monotonic()
         self._started_s = time.monotonic()
         self._since_last = SinceLast()
         self._owner_fd: int | None = None
@@ -78,21 +83,42 @@ class Daemon:
             self._take_completions()
             self._grant()
             self._revoke_stalled()
+            self._watch_model()
 
     def _take_completions(self) -> None:
         """Publish the slabs that have arrived, and tell who waits for those that will not."""
         for completion in self.model.reader.poll():
             slot = completion.key
             assert isinstance(slot, int)
-            if completion.error is None:
+            error = self.model.tier.arrived(slot, completion.error)
+            if error is None:
                 self.sessions.ring(self.cache.read_done(slot))
                 continue
-            error = completion.error
             log.error("%s", error)
             layer, expert, asked = self.cache.read_failed(slot)
             for number, section in asked:
                 failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
                 self._control.tell(self.sessions.of_number(number).ticket, failed)
+            if isinstance(error, ModelChanged):
+                self._fail_closed(error)
+
+    def _watch_model(self) -> None:
+        """Whether the file is still the one that was opened; a replaced one shows by its name."""
+        now_s = time.monotonic()
+        if self.fault is None and now_s - self._watched_at_s >= WATCH_INTERVAL_S:
+            self._watched_at_s = now_s
+            try:
+                self.model.index.check_unchanged()
+            except ModelChanged as error:
+                log.error("%s", error)
+                self._fail_closed(error)
+
+    def _fail_closed(self, error: ModelChanged) -> None:
+        """Serve nothing more of a file that is another one now: old and new do not mix."""
+        self.fault = ModelChanged(error.message, "streamd reload takes the file as it is now")
+        for session in self.sessions:
+            if not session.revoked:
+                self._revoke(session)
 
     def _grant(self) -> None:
         """One step of the protocol: give slots to those who wait, and read into them."""
@@ -105,17 +131,23 @@ class Daemon:
         for number in self.cache.stalled_clients(self.config.stall_deadline_ms):
             session = self.sessions.of_number(number)
             log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
-            session.revoked = True
-            self.cache.revoke(number)
+            self._revoke(session)
+
+    def _revoke(self, session: Session) -> None:
+        session.revoked = True
+        self.cache.revoke(session.number)
+        session.ring()  # it may be waiting
 
     # Handler of streamd.control
 
     def attach(self, message: Attach) -> tuple[Attached, list[int]]:
         model = self.model
+        if self.fault is not None:
+            raise self.fault
         if message.shards != [list(shard) for shard in model.index.fingerprints]:
             raise ModelChanged(
                 f"{self.config.model} is not the file that the daemon has opened",
-                "restart the daemon",
+                "streamd reload takes the file as it is now",
             )
         session = self.sessions.prepare(message.pid)
         try:
@@ -160,6 +192,10 @@ class Daemon:
                 return None
             case StatsRequest():
                 return Stats(self.stats())
+            case Reload():
+                log.info("reloading %s", self.config.model)
+                self.reload_wanted = self.stopping = True
+                return Stopping(os.getpid())
             case Stop():
                 self.stopping = True
                 return Stopping(os.getpid())
@@ -183,6 +219,11 @@ class Daemon:
             "tiers": {"host": host, "gpu": NO_GPU_TIER},
             "resident_bytes": self.model.resident_region.size_bytes,
             "clients": client_values(self.cache, self.sessions),
+            "fault": str(self.fault) if self.fault else None,
+            "pages": {
+                "slots": self.model.tier.region.pages().kind,
+                "resident": self.model.resident_region.pages().kind,
+            },
             "revocations": self.cache.counters.revocations,
             "since_last": self._since_last.take(growing),
         }
@@ -190,12 +231,14 @@ class Daemon:
     # Ending
 
     def stop_on_signals(self) -> None:
-        """SIGTERM and SIGINT end the main loop (and a load in progress) cleanly."""
+        """SIGTERM and SIGINT end the main loop (and a load) cleanly; SIGHUP to open it anew."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGHUP, self._on_signal)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
-        log.info("%s: stopping", signal.Signals(signum).name)
+        log.info("%s", signal.Signals(signum).name)
+        self.reload_wanted = signum == signal.SIGHUP
         self.stopping = True
         os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
 
@@ -211,6 +254,11 @@ class Daemon:
         self._owner_fd = -1
         self._stop_if_orphaned()
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether it was embedded and its owner has gone."""
+        return self._owner_fd == -1
+
     def _stop_if_orphaned(self) -> None:
-        if self._owner_fd == -1 and not self.sessions:
+        if self.orphaned and not self.sessions:
             self.stopping = True

@@ -1,7 +1,8 @@
-"""`streamd bench-io` and `streamd doctor` on the terminal."""
+"""`streamd bench-io`, `streamd doctor` and `streamd scrub` on the terminal."""
 
 import json
 import sys
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from streamd.bench_io import Bench, choose_best
 from streamd.doctor import FAIL, examine, render
 from streamd.io_best import drive_of, save_best
 from streamd.readers.probe import AUTO, choose_engine
+from streamd.scrub import scrub as read_whole
 
 DISK_PROBE_SECONDS = 2.0
 DISK_PROBE_DEPTH = 16
@@ -39,6 +41,32 @@ def bench_io(model: Path, as_json: bool) -> int:
     else:
         print(f"best: {best.engine} at depth {best.depth}, {best.mb_s:,.0f} MB/s")
     return 0
+
+
+def scrub(model: Path, as_json: bool) -> int:
+    """A line a file; 1 if any part of one could not be read."""
+    started_s = shown_s = time.monotonic()
+
+    def progress(read_bytes: int, all_bytes: int) -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if sys.stderr.isatty() and now_s - shown_s >= 1:
+            shown_s = now_s
+            rate = read_bytes / (now_s - started_s)
+            done = f"{read_bytes / 1e9:.1f} of {all_bytes / 1e9:.1f} GB, {rate / 1e6:,.0f} MB/s"
+            print(f"\r{done}  ", end="", file=sys.stderr)
+
+    failed = False
+    for report in read_whole(model, progress):
+        failed |= bool(report.errors)
+        if as_json:
+            print(json.dumps(asdict(report) | {"path": str(report.path)}), flush=True)
+            continue
+        found = f"xxh3 {report.xxh3}" if report.xxh3 else f"{len(report.errors)} unreadable parts"
+        print(f"{report.path}: {report.size_bytes:,} bytes, {found}", flush=True)
+        for error in report.errors:
+            print(f"  {error}")
+    return int(failed)
 
 
 def doctor(model: Path | None) -> int:

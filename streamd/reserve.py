@@ -43,7 +43,7 @@ class Reserve:
         return sum(
             max(0, slots.wave_experts - sum(map(slots.owns, other.pins)))
             for other in self._clients.values()
-            if other.in_section and other.age < client.age
+            if other.age < client.age
         )
 
     def may_give(self, slots: ClassSlots, share_of_older: int) -> bool:

@@ -12,6 +12,7 @@ from shared.membarrier import choose_barrier
 from shared.residency import ResidencyTable, TableShape
 from shared.resident import resident_layout
 from streamd.cache import HostCache
+from streamd.checksums import SlabChecksums
 from streamd.config import DEPTH_MAX, StreamdConfig
 from streamd.host_tier import HostTier
 from streamd.io_best import drive_of, load_best
@@ -53,10 +54,15 @@ class ServedModel:
         stack.callback(self.table_region.close)
         self.table = ResidencyTable(self.table_region.memory, shape)
         self.table.initialise()
-        self.tier = HostTier(self.plan.layout, self.experts, self.reader)
+        checksums = SlabChecksums(shape.n_layers, shape.n_experts) if config.verify else None
+        self.tier = HostTier(self.plan.layout, self.experts, self.reader, checksums)
         stack.callback(self.tier.close)
         self.resident_region = load_resident(residents, self.reader, stopped)
         stack.callback(self.resident_region.close)
+        for what, region in (("slots", self.tier.region), ("tensors", self.resident_region)):
+            log.info(
+                "%s: %.1f MB on pages of %s", what, region.size_bytes / 1e6, region.pages().kind
+            )
         self.cache = HostCache(
             self.table,
             self.experts.layer_class.tolist(),

@@ -28,7 +28,8 @@ class Slab:
     """A slab on its way. It is complete when no piece of it waits or is in flight."""
 
     __slots__ = (
-        *("bytes_read", "error", "key", "pieces_left", "priority", "submitted_s", "useful_bytes"),
+        *("bytes_read", "error", "files", "key", "pieces_left", "priority", "submitted_s"),
+        "useful_bytes",
     )
 
     def __init__(
@@ -41,6 +42,7 @@ class Slab:
         self.bytes_read = 0
         self.pieces_left = 0
         self.error: StreamError | None = None
+        self.files: set[OpenFile] = set()
 
 
 class Piece:
@@ -94,15 +96,23 @@ def failure_of(piece: Piece, result: int) -> StreamError | None:
             f"reading {where} failed: {os.strerror(-result)} (errno {-result})",
             "check the disk and the kernel's log",
         )
-    try:
-        change = piece.file.change() if result >= 0 else ""
-    except OSError as error:
-        return ReadFailed(
-            f"reading {where} failed: {error.strerror} (errno {error.errno})", "check the disk"
-        )
-    if change:
-        return ModelChanged(change, "restart the daemon with the file as it is now")
+    if result >= 0 and (error := change_of(piece.file)) is not None:
+        return error
     if piece.tries < TRIES_MAX:
         return None
     got = "short reads" if result >= 0 else os.strerror(-result)
     return ReadFailed(f"reading {where} failed: {got}, {TRIES_MAX} times", "check the disk")
+
+
+def change_of(file: OpenFile) -> StreamError | None:
+    """ModelChanged if the file is not what it was when it was opened, ReadFailed if it is gone."""
+    try:
+        change = file.change()
+    except OSError as error:
+        return ReadFailed(
+            f"looking at {file.path} failed: {error.strerror} (errno {error.errno})",
+            "check the disk",
+        )
+    if not change:
+        return None
+    return ModelChanged(change, "streamd reload takes the file as it is now")

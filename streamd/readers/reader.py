@@ -14,7 +14,7 @@ from streamd.readers.depth import DepthController
 from streamd.readers.direct import OpenFile
 from streamd.readers.engine import Engine
 from streamd.readers.latency import LatencyHistogram
-from streamd.readers.pieces import Piece, Slab, failure_of, split
+from streamd.readers.pieces import Piece, Slab, change_of, failure_of, split
 from streamd.readers.read_queue import ReadQueue
 from streamd.readers.slab_read import Completion, Priority, ReadStats, SlabRead
 
@@ -81,6 +81,7 @@ class Reader:
         slab = Slab(request.key, priority, self._clock(), useful_bytes)
         for extent in request.extents:
             file = self._files[extent.file_index]
+            slab.files.add(file)
             for piece in split(slab, extent, file, self.align_bytes, self._piece_bytes):
                 slab.pieces_left += 1
                 self._waiting.push(piece)
@@ -198,6 +199,9 @@ class Reader:
 
     def _complete(self, slab: Slab) -> Completion:
         del self._slabs[slab.key]
+        if slab.error is None:
+            # After the last byte has come: what was written before that shows now.
+            slab.error = next(filter(None, map(change_of, slab.files)), None)
         if slab.error is None:
             self._useful_bytes += slab.useful_bytes
         else:

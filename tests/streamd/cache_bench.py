@@ -1,7 +1,7 @@
 """A host cache on a bench: plain memory, a clock that is set by hand, reads that end on demand.
 
-`at_barrier`, if set, is called whenever the cache waits for its barrier: there the other processes
-are in the midst of whatever they do.
+`meanwhile`, if set, is called where another process may act in the midst of what the cache does: at
+its barriers, and between its two looks into a client's area.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +17,27 @@ DEADLINE_MS = 2000.0
 ROOM = 1000
 
 
+class BenchArea(ClientArea):
+    """As the daemon sees it; the client may move on as soon as `published` has been read."""
+
+    def __init__(self, bench: "CacheBench") -> None:
+        super().__init__(bytearray(bench.shape.area_bytes), bench.shape)
+        self.initialise()
+        self._bench = bench
+
+    @property
+    def published(self) -> int:
+        published = super().published
+        self._bench.others_act()
+        return published
+
+
 class BenchClient:
     """What a client does, by the letter of docs/protocol.md."""
 
     def __init__(self, bench: "CacheBench", number: int) -> None:
         self.number = number
-        self.area = ClientArea(bytearray(bench.shape.area_bytes), bench.shape)
-        self.area.initialise()
+        self.area = BenchArea(bench)
         self._bench = bench
 
     def enter(self) -> int:
@@ -63,17 +77,20 @@ class CacheBench:
         self.table = ResidencyTable(bytearray(self.shape.table_bytes), self.shape)
         self.table.initialise()
         self.now_ms = 0.0
-        self.at_barrier: Callable[[], None] | None = None
+        self.meanwhile: Callable[[], None] | None = None
+        self.check = check_integrity  # after each event
         self.reads: dict[int, Grant] = {}  # by slot
         classes = [
             ClassSlots(sum(class_slots[:c]), count, layer_class.count(c) * n_experts, waves[c])
             for c, count in enumerate(class_slots)
         ]
-        self.cache = HostCache(self.table, layer_class, classes, self._barrier, lambda: self.now_ms)
+        self.cache = HostCache(
+            self.table, layer_class, classes, self.others_act, lambda: self.now_ms
+        )
 
-    def _barrier(self) -> None:
-        if self.at_barrier is not None:
-            self.at_barrier()
+    def others_act(self) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
 
     def attach(self, number: int) -> BenchClient:
         client = BenchClient(self, number)
@@ -86,20 +103,20 @@ class CacheBench:
         for grant in step.grants:
             assert grant.slot not in self.reads, "read into a slot that is being read into"
             self.reads[grant.slot] = grant
-        check_integrity(self.cache)
+        self.check(self.cache)
         return step
 
     def finish(self, slot: int) -> list[int]:
         """The read into `slot` has succeeded; who is rung."""
         del self.reads[slot]
         rung = self.cache.read_done(slot)
-        check_integrity(self.cache)
+        self.check(self.cache)
         return rung
 
     def fail(self, slot: int) -> tuple[int, int, list[tuple[int, int]]]:
         del self.reads[slot]
         told = self.cache.read_failed(slot)
-        check_integrity(self.cache)
+        self.check(self.cache)
         return told
 
     def finish_all(self) -> set[int]:

@@ -61,7 +61,7 @@ class CacheWorld:
         class_count = max(setup.layer_class) + 1
         counts = [2 * setup.waves[c] * setup.room_for + setup.extra[c] for c in range(class_count)]
         self.bench = CacheBench(counts, setup.waves, setup.layer_class, setup.n_experts)
-        self.bench.at_barrier = self._meanwhile
+        self.bench.meanwhile = self._meanwhile
         self.cache = self.bench.cache
         self.people: list[Person] = []
         self.mail: list[tuple[Person, int, int, set[int]]] = []
@@ -158,7 +158,7 @@ class CacheWorld:
     # The daemon
 
     def step(self, room_count: int = ROOM, moves: Iterable[Sequence[Whim]] = ()) -> None:
-        """The daemon's step; at each of its barriers the next of `moves` happens."""
+        """The daemon's step; wherever others may act during it the next of `moves` happens."""
         self._deliver()
         self.moves = list(moves)
         step = self.bench.step(room_count)
@@ -206,6 +206,7 @@ class CacheWorld:
     def pass_time(self, elapsed_ms: float) -> None:
         """The clock moves on, and who is stalled is revoked: it throws its result away."""
         self.bench.now_ms += elapsed_ms
+        self.step(room_count=0)
         for number in self.cache.stalled_clients(DEADLINE_MS):
             person = next(person for person in self.people if person.number == number)
             assert person.at != "idle"

@@ -86,13 +86,31 @@ def test_a_file_that_shrank_is_named(engine_name, bench, file, tmp_path):
             done = b.read(kept, cut, gone)
     finally:
         shrinking.close()
-    assert done["kept"].error is None
-    for key in ("cut", "gone"):
+    for key in ("kept", "cut", "gone"):  # a changed file gives nothing any more, old or new
         error = done[key].error
         assert isinstance(error, ModelChanged)
         assert str(path) in error.message
         assert str(shrinking.size_bytes) in error.message
         assert error.remedy
+
+
+def test_what_was_read_before_a_rewrite_was_seen_is_not_delivered(
+    engine_name, bench, file, tmp_path
+):
+    path = tmp_path / "rewritten.gguf"
+    shutil.copy(file.path, path)
+    rewritten = open_file(path)
+    try:
+        with bench(rewritten, held=[0]) as b:
+            b.reader.submit(b.slab("torn", (0, PIECE)))
+            with path.open("r+b") as other:
+                other.write(b"new bytes")
+            b.engine.release()
+            error = b.finish(1)["torn"].error
+    finally:
+        rewritten.close()
+    assert isinstance(error, ModelChanged)
+    assert "reload" in error.remedy
 
 
 def test_cancel_forgets_what_was_not_begun(bench, file, content):

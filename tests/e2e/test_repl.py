@@ -1,0 +1,150 @@
+"""`infer chat` as a person meets it: at a terminal, and from a pipe."""
+
+import codecs
+import os
+import pty
+import re
+import select
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUESTION = "Which is the largest planet in the solar system?"
+NEXT_QUESTION = "I want to book a flight to Seattle."
+DEADLINE_S = 60.0
+PROMPT = r"\n>"
+CTRL_C, CTRL_D = "\x03", "\x04"
+# What a terminal is told beside text: control sequences, and moves within the line.
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\x08]")
+LONG_WINDED = ("--temp", 100, "--top-p", 1, "--seed", 1, "--ctx", 1024)
+
+
+class Terminal:
+    """`infer chat` on a pseudo-terminal, and the person before it."""
+
+    def __init__(self, place, *words: object) -> None:
+        self._master, slave = pty.openpty()
+        infer = Path(sysconfig.get_path("scripts"), "infer")
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+        self.process = place.start("on_terminal.py", infer, "chat", *words, **streams)
+        os.close(slave)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._unread = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def enter(self, line: str) -> None:
+        self.type(line + "\r")
+
+    def read_until(self, pattern: str) -> str:
+        """What has appeared since the last call, up to the end of the first match."""
+        end_s = time.monotonic() + DEADLINE_S
+        while not (match := re.search(pattern, _CONTROLS.sub("", self._unread))):
+            left_s = end_s - time.monotonic()
+            ready, _, _ = select.select([self._master], [], [], max(0, left_s))
+            try:
+                assert ready, "nothing more appears"
+                self._unread += self._decoder.decode(os.read(self._master, 4096))
+            except (AssertionError, OSError) as error:  # EIO: the program has ended
+                raise AssertionError(f"{pattern!r} is not in {self._unread!r}") from error
+        text = _CONTROLS.sub("", self._unread)
+        self._unread = text[match.end() :]
+        return text[: match.end()]
+
+    def close(self) -> None:
+        os.close(self._master)
+
+
+@pytest.fixture(scope="module")
+def daemon(module_place, demo_model) -> Any:
+    return module_place.daemon(demo_model)
+
+
+@pytest.fixture
+def terminals(module_place, daemon, monkeypatch) -> Iterator[Any]:
+    """Opens a terminal with a chat in it; greedy unless told otherwise."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody here answers where the cursor is
+    opened: list[Terminal] = []
+
+    def open_terminal(*words: object) -> Terminal:
+        opened.append(Terminal(module_place, *(words or ("--temp", 0))))
+        opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
+        return opened[-1]
+
+    yield open_terminal
+    for terminal in opened:
+        terminal.close()
+
+
+def test_a_conversation(terminals, module_place):
+    terminal = terminals()
+    terminal.enter(QUESTION)
+    figures = r"(\d+) prompt tokens, (\d+) new · (\d+) tokens, [\d.]+ t/s · [\d.]+% hits\n"
+    shown = terminal.read_until(figures)
+    assert "\nJupiter.\n17 prompt tokens, 17 new · 4 tokens" in shown
+    # The next turn computes only what is behind the 17 + 4 tokens that are held.
+    terminal.enter(NEXT_QUESTION)
+    prompt_count, new_count, _ = map(int, re.search(figures, terminal.read_until(figures)).groups())
+    assert prompt_count > 30
+    assert new_count == prompt_count - 21
+    terminal.enter("/reset")
+    terminal.enter(QUESTION)
+    assert "17 prompt tokens, 17 new · 4 tokens" in terminal.read_until(figures)
+    terminal.enter("/system Answer in one word.")
+    terminal.enter(QUESTION)
+    prompt_count, new_count, _ = map(int, re.search(figures, terminal.read_until(figures)).groups())
+    assert prompt_count > 17
+    terminal.enter("/system")
+    terminal.enter(QUESTION)
+    assert "17 prompt tokens, 17 new" in terminal.read_until(figures)
+    terminal.enter("/exit")
+    assert terminal.process.wait(DEADLINE_S) == 0
+    history = module_place.state_dir / "streamd" / "chat-history"
+    assert f"+{QUESTION}\n" in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_commands(terminals):
+    terminal = terminals()
+    terminal.enter("/help")
+    shown = terminal.read_until("Ctrl-C ends an answer")
+    for command in ("/help", "/stats", "/reset", "/system", "/think", "/exit"):
+        assert f"\n{command}" in shown
+    terminal.enter("/stats")
+    assert "lookups" in terminal.read_until(r"clients +1\n")
+    terminal.enter("/think high")
+    terminal.read_until("no reasoning effort 'high'")
+    terminal.enter("/fly")
+    terminal.read_until(f"there is no command /fly.*{PROMPT}")
+    terminal.type(CTRL_D)
+    assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_ctrl_c_ends_the_answer_only(terminals):
+    terminal = terminals(*LONG_WINDED)
+    for _ in range(2):
+        terminal.read_until(PROMPT)
+        terminal.enter("Tell me a story.")
+        terminal.read_until(r"Tell me a story\.\n+.{20}")
+        terminal.type(CTRL_C)
+        shown = terminal.read_until(r"\(stopped\)")
+        assert "t/s" not in shown
+    # At the prompt it clears the line.
+    terminal.read_until(PROMPT)
+    terminal.type("half a line" + CTRL_C)
+    terminal.enter("/exit")
+    assert terminal.process.wait(DEADLINE_S) == 0
+
+
+def test_lines_from_a_pipe(module_place, daemon):
+    lines = f"{QUESTION}\n\n/fly\n/reset\n{NEXT_QUESTION}\n/exit\nnever read\n"
+    done = module_place.run("infer", "chat", "--temp", 0, "--exact", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Jupiter.\nWhat date would you like to travel?\n"
+    assert "there is no command /fly" in done.stderr
