@@ -7,6 +7,7 @@ ended with it, and a place that does not end empty is an error.
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 
+import infer.cli
 from shared.runtime_dir import running_daemons
 from shared.wire import Stats, StatsRequest
 from streamd.ask import ask
@@ -34,6 +36,7 @@ TINY_MODEL = PROJECT_DIR.parent / "shared" / "models" / "tiny-hy3-iq2mix.gguf"
 # Generous: the processors may be shared with anything.
 DEADLINE_S = 90.0
 POLL_S = 0.02
+MAX_MESSAGE_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,32 @@ def module_place() -> Iterator[Place]:
     """One for all tests of a module; a module uses either this or `place`."""
     with _place() as place:
         yield place
+
+
+@pytest.fixture
+def refusal(place, capfd, monkeypatch) -> Callable[..., str]:
+    """Runs a command that must fail and leave nothing behind; its message.
+
+    `infer` runs in this process, which imports torch but once; it prints and returns the same.
+    """
+
+    def run(program: str, *words: object) -> str:
+        before = set(os.listdir("/dev/shm")), place.leftovers()
+        if program == "infer":
+            monkeypatch.setattr(sys, "argv", [program, *map(str, words)])
+            code = infer.cli.main()
+            out, err = capfd.readouterr()
+        else:
+            done = place.run(program, *words)
+            code, out, err = done.returncode, done.stdout, done.stderr
+        assert (code, out) == (1, ""), err
+        assert re.fullmatch(rf"{program}: .+\n  .+\n", err), "cause and remedy, a line each"
+        assert len(err) <= MAX_MESSAGE_CHARS
+        assert set(os.listdir("/dev/shm")) <= before[0]
+        assert place.leftovers() == before[1]
+        return err
+
+    return run
 
 
 @pytest.fixture(scope="session")

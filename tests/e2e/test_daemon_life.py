@@ -82,3 +82,18 @@ def test_no_orphan_is_left_by_a_client_that_is_killed(attached, place, demo_mode
     client.kill()
     place.wait_until(lambda: not place.state_of(daemon.pid), "the daemon ends")
     assert place.leftovers() == []
+
+
+def test_an_embedded_daemon_outlives_its_owner_while_others_use_it(place, slab_reader, demo_model):
+    owner = place.start("infer", "chat", "--model", demo_model, stdin=subprocess.PIPE)
+    (daemon,) = place.wait_until(running_daemons, "an embedded daemon")
+    reader = slab_reader.SlabReader(demo_model, daemon.name)
+    owner.kill()
+    owner.wait()
+    for layer in reader.layers:
+        reader.read(layer, np.arange(4))
+    assert reader.torn_count == 0
+    assert place.state_of(daemon.pid)
+    reader.close()
+    place.wait_until(lambda: not place.state_of(daemon.pid), "the daemon ends with its last client")
+    assert place.leftovers() == []

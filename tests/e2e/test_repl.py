@@ -148,3 +148,20 @@ def test_lines_from_a_pipe(module_place, daemon):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Jupiter.\nWhat date would you like to travel?\n"
     assert "there is no command /fly" in done.stderr
+
+
+def test_reasoning_effort(module_place, gguf_factory, tmp_path):
+    """Levels that the template knows are offered and reach it: here as one byte, one token each."""
+    model = gguf_factory.hy3_model()
+    model.metadata["tokenizer.chat_template"] = (
+        "<user>{{ messages[0].content }}"
+        "{% if reasoning_effort == 'high' %}++{% elif reasoning_effort == 'low' %}+{% endif %}"
+    )
+    path = model.write(tmp_path / "model.gguf")
+    lines = "/help\nx\n/reset\n/think high\nx\n/reset\n/think low\nx\n/think deep\n"
+    words = ("--model", path, "--max-tokens", 1)
+    done = module_place.run("infer", "chat", *words, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "reasoning effort: low, high\n" in done.stderr
+    assert re.findall(r"(\d+) prompt tokens", done.stderr) == ["2", "4", "3"]
+    assert "no reasoning effort 'deep' (this model knows low, high)" in done.stderr

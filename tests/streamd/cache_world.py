@@ -199,7 +199,7 @@ class CacheWorld:
             # One that has left its section already does not listen.
             if person.at != "idle" and (person.number, person.client.area.section) in told:
                 assert (person.layer, person.at) == (layer, "wait")
-                assert expert in person.missing
+                assert expert in person.experts
                 self._end_section(person)
                 person.client.leave()
 
