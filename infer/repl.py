@@ -14,7 +14,7 @@ from infer.generate import Answer, Conversation
 from infer.sampler import Sampler, SamplerConfig
 from infer.session import Session
 from infer.template import ChatTemplate
-from shared.errors import RequestError
+from shared.errors import ReadFailed, RequestError
 from shared.stats_view import render_stats
 
 HELP = """\
@@ -72,7 +72,7 @@ class Chat:
                 self._command(*text[1:].split(maxsplit=1))
             else:
                 self.say(text)
-        except RequestError as error:
+        except (RequestError, ReadFailed) as error:
             _show(str(error))
         except KeyboardInterrupt:
             _show("(stopped)")

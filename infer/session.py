@@ -14,7 +14,7 @@ from infer.tokenizer import Tokenizer
 from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError, DaemonNotRunning
 from shared.gguf_index import GgufIndex
-from shared.runtime_dir import find_daemon, same_file
+from shared.runtime_dir import find_daemon, same_model
 
 
 class Session:
@@ -67,7 +67,7 @@ class Session:
             if config.model is None or config.name is not None:
                 raise
             return config.model, ""
-        if config.model is not None and not same_file(record.model, config.model):
+        if config.model is not None and not same_model(record.model, config.model):
             raise ConfigError(
                 f"the daemon {record.name!r} serves {record.model}, not {config.model}",
                 "leave out --name or --model",

@@ -26,6 +26,7 @@ from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
 MAX_SOCKET_PATH_BYTES = 107
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_S = 0.01
+_SHARD_NUMBER = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -181,7 +182,7 @@ def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
         chosen = [record for record in records if record.name == name]
         wanted = f"named {name!r}"
     elif model is not None:
-        chosen = [record for record in records if same_file(record.model, model)]
+        chosen = [record for record in records if same_model(record.model, model)]
         wanted = f"serving {model}"
     else:
         chosen, wanted = records, "running"
@@ -196,9 +197,15 @@ def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
     )
 
 
-def same_file(left: str, right: Path) -> bool:
-    """Whether both are there and name one file."""
+def same_model(left: str | Path, right: str | Path) -> bool:
+    """Whether both are there and name one file, or two shards of one split model."""
     try:
-        return os.path.samefile(left, right)
+        return os.path.samefile(first_shard(left), first_shard(right))
     except OSError:
         return False
+
+
+def first_shard(path: str | Path) -> Path:
+    """The file that stands for a split model: `NAME-00001-of-0000N.gguf`."""
+    path = Path(path)
+    return path.with_name(_SHARD_NUMBER.sub(r"-00001-of-\1.gguf", path.name))

@@ -15,6 +15,8 @@ EXIT_POLL_S = 0.02
 
 def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> Message:
     """The daemon's answer; raises its refusal, or DaemonLost when none comes in time."""
+    if not Endpoints.of(name).zmq_path.exists():
+        raise DaemonLost(f"the daemon {name!r} is still loading its model", "try again in a moment")
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(Endpoints.of(name).zmq_url)

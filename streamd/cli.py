@@ -5,12 +5,13 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from shared.command import run_command
-from shared.errors import StreamError
+from shared.errors import DaemonLost, StreamError
 from shared.options import add_options
 from shared.runtime_dir import DaemonRecord, Endpoints, claim, find_daemon
 from shared.wire import PROTOCOL_VERSION, Reload, Stats, StatsRequest, Stop
@@ -159,7 +160,10 @@ def _stop(arguments: argparse.Namespace) -> int:
     from streamd.ask import ask, wait_until_gone  # noqa: PLC0415
 
     record = find_daemon(arguments.name, arguments.model)
-    ask(record.name, Stop())
+    try:
+        ask(record.name, Stop())
+    except DaemonLost:
+        os.kill(record.pid, signal.SIGTERM)  # it is loading, or too busy to listen
     wait_until_gone(record)
     print(f"stopped {record.name}")
     return 0

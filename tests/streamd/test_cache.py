@@ -6,8 +6,6 @@ from cache_bench import DEADLINE_MS, CacheBench
 
 from shared.errors import DaemonBusy, PlanError, RequestError
 from shared.residency import MAX_CLIENTS
-from streamd.cache import Grant
-from streamd.slots import SlotState
 
 
 @pytest.fixture
@@ -214,24 +212,14 @@ def test_a_retired_slot_is_not_reused_while_its_readers_may_be_there(floor):
 
 
 def test_the_order_of_table_epoch_and_barriers(floor):
-    """Out of the table; barrier; epoch; barrier; and only then is anything FREE again."""
-    client = floor.attach(0)
-    press(floor, client, [0, 1])
-    client.enter()
-    client.fetch(
-        1,
-        [
-            2,
-        ],
-    )
-    resident, seen = floor.resident(1), []
-    floor.meanwhile = lambda: seen.append((floor.table.epoch, floor.resident(1)))
-    epoch = floor.table.epoch
+    """Out of the table; barrier; epoch and stamp; barrier."""
+    press(floor, floor.attach(0), range(3))
+    epoch, resident_count = floor.table.epoch, len(floor.resident(1))
+    seen = []
+    floor.meanwhile = lambda: seen.append((floor.table.epoch, len(floor.resident(1))))
     floor.attach(1)
-    assert [(now - epoch, len(there)) for now, there in seen] == [(0, 1), (1, 1)]
-    assert len(resident) == 2
-    (stamp, _), *_ = floor.cache.classes[0].limbo
-    assert stamp == floor.table.epoch
+    assert seen == [(epoch, resident_count - 1), (epoch + 1, resident_count - 1)]
+    assert floor.cache.classes[0].limbo[-1][0] == floor.table.epoch
 
 
 def test_one_epoch_for_all_victims_of_a_step(bench):
@@ -638,8 +626,3 @@ def test_what_has_grown_cold_makes_room():
         client.has_used(1, 63, 128 * 32)  # half-lives go by
         press(bench, client, range(16, 48))
     assert 1 not in bench.resident(0)
-
-
-def test_grants_are_values():
-    assert Grant(1, 2, 3) == Grant(slot=1, layer=2, expert=3)
-    assert SlotState.FREE == 0
