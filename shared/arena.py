@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 PART_COUNT = 3  # gate, up, down
+# In a GPU arena nothing is read directly: each payload begins with its stretch, on a boundary that
+# every vector load and copy engine likes.
+GPU_ALIGN_BYTES = 256
 
 
 def round_up(value: int, multiple: int) -> int:

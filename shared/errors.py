@@ -62,6 +62,12 @@ class ReadFailed(StreamError):
     code = "read-failed"
 
 
+class GpuError(StreamError):
+    """CUDA is not there, cannot do what is needed, or says no."""
+
+    code = "gpu"
+
+
 class DaemonError(StreamError):
     """The daemon cannot be reached, or says no."""
 

@@ -1,13 +1,13 @@
 """Where each resident (non-expert) tensor lies in the region that the daemon shares.
 
 Both sides derive the same layout from the GGUF index and the read alignment: one stretch a tensor,
-as in shared/arena.py, in file order.
+as in shared/arena.py, in file order. On a GPU the payload begins with its stretch.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared.arena import stretch_bytes
+from shared.arena import GPU_ALIGN_BYTES, round_up, stretch_bytes
 from shared.gguf_shard import TensorInfo
 
 
@@ -38,3 +38,14 @@ def resident_layout(tensors: Iterable[TensorInfo], align: int) -> ResidentLayout
         )
         offset += capacity_bytes
     return ResidentLayout(tuple(placed), max(offset, align))
+
+
+def gpu_resident_layout(tensors: Iterable[TensorInfo]) -> ResidentLayout:
+    """As `resident_layout`, with every payload on a multiple of GPU_ALIGN_BYTES."""
+    placed: list[ResidentTensor] = []
+    offset = 0
+    for tensor in sorted(tensors, key=lambda t: (t.file_index, t.offset)):
+        capacity_bytes = round_up(tensor.byte_count, GPU_ALIGN_BYTES)
+        placed.append(ResidentTensor(tensor, offset, capacity_bytes, offset))
+        offset += capacity_bytes
+    return ResidentLayout(tuple(placed), max(offset, GPU_ALIGN_BYTES))

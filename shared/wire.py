@@ -15,25 +15,36 @@ import msgpack
 
 from shared.errors import ProtocolMismatch, StreamError, from_wire
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_FETCH_EXPERTS = 4096
+HOST_TIER = "host"
+GPU_TIER = "gpu"
 
 _UPGRADE = "daemon and client are of different versions: restart the daemon"
 
 
 @dataclass(frozen=True)
 class Attach:
-    """Client -> daemon: let me in. `shards`: [device, inode, size, mtime_ns] of each model file."""
+    """Client -> daemon: let me in.
+
+    shards: [device, inode, size, mtime_ns] of each model file.
+    tier: HOST_TIER or GPU_TIER, whose slots the client computes from.
+    """
 
     pid: int
     shards: list[list[int]]
+    tier: str
 
 
 @dataclass(frozen=True)
 class Attached:
     """The answer; its descriptors are, in order: table, client area, arena, resident, doorbell.
 
+    Slots, waves, arena and resident tensors are those of the tier that was asked for; a GPU's two
+    descriptors are allocations to import, and their sizes whole multiples of its granularity.
+    device_uuid: of the GPU, in hexadecimal, "" for the host tier. Ordinals differ between
+    processes (CUDA_VISIBLE_DEVICES); device_ordinal, the daemon's own, is for messages (host: -1).
     client: index in the table's `revoked`; ticket: names this attachment in requests, and its
     bytes (`routing_id`) are the ZeroMQ identity that answers go to.
     """
@@ -47,6 +58,8 @@ class Attached:
     wave_experts: list[int]
     arena_bytes: int
     resident_bytes: int
+    device_ordinal: int
+    device_uuid: str
 
 
 ATTACHED_DESCRIPTOR_COUNT = 5

@@ -10,13 +10,19 @@ from shared.wire import Message, Refused, decode, encode
 
 ANSWER_DEADLINE_MS = 5000
 EXIT_DEADLINE_S = 10.0
-EXIT_POLL_S = 0.02
+POLL_PAUSE_S = 0.02
 
 
 def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> Message:
     """The daemon's answer; raises its refusal, or DaemonLost when none comes in time."""
-    if not Endpoints.of(name).zmq_path.exists():
-        raise DaemonLost(f"the daemon {name!r} is still loading its model", "try again in a moment")
+    deadline_s = time.monotonic() + deadline_ms / 1000
+    while not Endpoints.of(name).zmq_path.exists():
+        # It has its name before it has its sockets: it loads the model in between.
+        if time.monotonic() > deadline_s:
+            raise DaemonLost(
+                f"the daemon {name!r} is still loading its model", "try again in a moment"
+            )
+        time.sleep(POLL_PAUSE_S)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(Endpoints.of(name).zmq_url)
@@ -41,4 +47,4 @@ def wait_until_gone(record: DaemonRecord) -> None:
                 f"the daemon {record.name!r} (pid {record.pid}) is still running",
                 f"see its log; kill {record.pid} if it hangs",
             )
-        time.sleep(EXIT_POLL_S)
+        time.sleep(POLL_PAUSE_S)

@@ -61,4 +61,4 @@ def _load(
                 raise completion.error
         if time.monotonic() - reported_s > PROGRESS_INTERVAL_S:
             reported_s = time.monotonic()
-            log.info("resident tensors: %.1f of %.1f GB", loaded_bytes / 1e9, memory.nbytes / 1e9)
+            log.info("resident tensors: %.0f of %.0f MB", loaded_bytes / 1e6, memory.nbytes / 1e6)

@@ -34,7 +34,8 @@ class LiburingEngine:
         uring.io_uring_queue_init(depth, self._ring, 0)
         self._cqe = uring.Cqe()
         self._iovecs: dict[tuple[int, int], uring.Iovec] = {}
-        self._in_flight: dict[int, memoryview] = {}  # keeps the buffers alive
+        # Keeps the buffers alive, and the Iovecs until the kernel has read them.
+        self._in_flight: dict[int, tuple[memoryview, uring.Iovec]] = {}
         self._prepared_count = 0
         self._registered = _registered_buffers(self.fileno())
 
@@ -59,7 +60,7 @@ class LiburingEngine:
         else:
             uring.io_uring_prep_readv_fixed(sqe, fd, iovec, index, offset)
         sqe.user_data = token
-        self._in_flight[token] = buffer
+        self._in_flight[token] = buffer, iovec
         self._prepared_count += 1
 
     def flush(self) -> None:

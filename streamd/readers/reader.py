@@ -58,6 +58,7 @@ class Reader:
         self._latency = LatencyHistogram()
         self._reads = self._bytes_read = self._useful_bytes = 0
         self._retries = self._failed_slabs = 0
+        self._in_flight_byte_s = 0.0
 
     def fileno(self) -> int:
         """Readable when `poll` has something to do."""
@@ -134,6 +135,7 @@ class Reader:
             retries=self._retries,
             failed_slabs=self._failed_slabs,
             in_flight_bytes=self._waiting.in_flight_bytes,
+            in_flight_byte_s=self._in_flight_byte_s,
             in_flight_reads=len(self._in_flight),
             waiting_reads=len(self._waiting),
             limit_bytes=self._controller.limit_bytes,
@@ -170,7 +172,9 @@ class Reader:
 
     def _count(self, piece: Piece, result: int) -> None:
         now_s = self._clock()
-        self._latency.add((now_s - piece.started_s) * 1000)
+        took_s = now_s - piece.started_s
+        self._latency.add(took_s * 1000)
+        self._in_flight_byte_s += piece.target.nbytes * took_s
         self._waiting.ended(piece)
         if self._waiting:
             self._controller.ended(piece.target.nbytes, now_s)

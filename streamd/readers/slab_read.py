@@ -52,6 +52,7 @@ class ReadStats:
     retries: int
     failed_slabs: int
     in_flight_bytes: int
+    in_flight_byte_s: float  # their sum over time: a difference by the time between is a mean
     in_flight_reads: int
     waiting_reads: int
     limit_bytes: int  # in flight at the most, found while reading

@@ -1,0 +1,179 @@
+"""An NVIDIA GPU through cuda-bindings: shared memory, pinned host memory, copies."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from shared.arena import round_up
+from shared.cuda import (
+    WITHOUT_GPU,
+    MappedMemory,
+    call,
+    check,
+    device_uuid,
+    fd_handle_type,
+    load_driver,
+    shareable,
+)
+from shared.errors import ConfigError, GpuError, StreamError
+from streamd.gpu.device import Copy
+from streamd.gpu.waiter import Waiter
+
+log = logging.getLogger(__name__)
+
+NAME_LENGTH = 96
+
+
+class CudaMemory:
+    """See streamd.gpu.device.GpuMemory."""
+
+    def __init__(self, driver: Any, ordinal: int, size_bytes: int) -> None:
+        handle = call(driver, "cuMemCreate", size_bytes, shareable(driver, ordinal), 0)
+        try:
+            fd = call(driver, "cuMemExportToShareableHandle", handle, fd_handle_type(driver), 0)
+        except BaseException:
+            call(driver, "cuMemRelease", handle)
+            raise
+        self.fd = int(fd)
+        try:
+            self._mapped = MappedMemory(driver, ordinal, handle, size_bytes, writable=True)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.address = self._mapped.address
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        self._mapped.close()
+        os.close(self.fd)
+
+
+class CudaDevice:
+    """See streamd.gpu.device.GpuDevice. Making one creates its context, about 0.5 GB of memory."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._driver = driver = load_driver()
+        count = call(driver, "cuDeviceGetCount")
+        if not 0 <= ordinal < count:
+            raise ConfigError(
+                f"there is no cuda:{ordinal}: this machine shows {count} CUDA devices",
+                f"give cuda:0 to cuda:{count - 1}" if count else WITHOUT_GPU,
+            )
+        self.ordinal = ordinal
+        self._device = call(driver, "cuDeviceGet", ordinal)
+        self.uuid = device_uuid(driver, self._device)
+        self.name = _name(driver, self._device)
+        self._require_sharing()
+        self._context = call(driver, "cuDevicePrimaryCtxRetain", self._device)
+        self._enter_context()
+        self.granularity_bytes = int(
+            call(
+                driver,
+                "cuMemGetAllocationGranularity",
+                shareable(driver, ordinal),
+                driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+            )
+        )
+        non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = call(driver, "cuStreamCreate", non_blocking)
+        flags = driver.CUevent_flags
+        self._event_flags = flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC
+        self._idle_events: list[Any] = []
+        self._waiter = Waiter(
+            self._enter_context, lambda event: driver.cuEventSynchronize(event)[0]
+        )
+
+    def _require_sharing(self) -> None:
+        """WSL2 and drivers before 450 have no allocations that a descriptor can stand for."""
+        attributes = self._driver.CUdevice_attribute
+        for attribute in (
+            attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        ):
+            if not call(self._driver, "cuDeviceGetAttribute", attribute, self._device):
+                raise GpuError(
+                    f"{self.name} cannot share its memory between processes here"
+                    " (WSL2, or an old driver)",
+                    f"use Linux itself with a current driver; {WITHOUT_GPU}",
+                )
+
+    def _enter_context(self) -> None:
+        call(self._driver, "cuCtxSetCurrent", self._context)
+
+    # Memory
+
+    def memory_bytes(self) -> tuple[int, int]:
+        free_bytes, total_bytes = call(self._driver, "cuMemGetInfo")
+        return int(free_bytes), int(total_bytes)
+
+    def allocate(self, size_bytes: int) -> CudaMemory:
+        size_bytes = round_up(size_bytes, self.granularity_bytes)
+        return CudaMemory(self._driver, self.ordinal, size_bytes)
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        status, *_ = self._driver.cuMemHostRegister(address, size_bytes, 0)
+        if status == self._driver.CUresult.CUDA_SUCCESS:
+            return True
+        log.debug("host memory cannot be pinned: %s", status)
+        return False
+
+    def unpin(self, address: int) -> None:
+        call(self._driver, "cuMemHostUnregister", address)
+
+    # Copies
+
+    def submit(self, token: int, copies: Sequence[Copy]) -> None:
+        driver, stream = self._driver, self._stream
+        event = self._idle_events.pop() if self._idle_events else self._new_event()
+        try:
+            for target, source, size_bytes in copies:
+                call(driver, "cuMemcpyHtoDAsync", target, source, size_bytes, stream)
+            call(driver, "cuEventRecord", event, stream)
+        except GpuError:
+            with suppress(GpuError):  # the first error is the one to tell
+                call(driver, "cuStreamSynchronize", stream)
+            raise
+        self._waiter.put(token, event)
+
+    def _new_event(self) -> Any:
+        return call(self._driver, "cuEventCreate", self._event_flags)
+
+    def reap(self) -> list[tuple[int, StreamError | None]]:
+        ended: list[tuple[int, StreamError | None]] = []
+        for token, event, status in self._waiter.take():
+            self._idle_events.append(event)
+            try:
+                check(self._driver, "a copy to the GPU", status)
+            except GpuError as error:
+                ended.append((token, error))
+            else:
+                ended.append((token, None))
+        return ended
+
+    def download(self, target: int, source: int, size_bytes: int) -> None:
+        """Device to host, waited for: for checks of what has been uploaded."""
+        call(self._driver, "cuMemcpyDtoHAsync", target, source, size_bytes, self._stream)
+        call(self._driver, "cuStreamSynchronize", self._stream)
+
+    def fileno(self) -> int:
+        return self._waiter.fileno()
+
+    def drain(self) -> None:
+        with suppress(GpuError):  # after a fatal error nothing is under way any more
+            call(self._driver, "cuStreamSynchronize", self._stream)
+
+    def close(self) -> None:
+        """Errors are of no interest any more: the context goes, and all with it."""
+        self.drain()
+        self._waiter.close()
+        for event in self._idle_events:
+            self._driver.cuEventDestroy(event)
+        self._driver.cuStreamDestroy(self._stream)
+        self._driver.cuDevicePrimaryCtxRelease(self._device)
+
+
+def _name(driver: Any, device: Any) -> str:
+    name: bytes = call(driver, "cuDeviceGetName", NAME_LENGTH, device)
+    return name.split(b"\0")[0].decode(errors="replace").strip()

@@ -1,0 +1,88 @@
+"""What the daemon needs of a GPU. streamd/gpu/cuda_device.py is the real one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from shared.errors import StreamError
+
+
+class Copy(NamedTuple):
+    """`size_bytes` from a host address to a device address."""
+
+    target: int
+    source: int
+    size_bytes: int
+
+
+class GpuMemory(Protocol):
+    """Device memory of ours. `fd`: a descriptor of it that other processes can import."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    def close(self) -> None:
+        """Nothing uses it here any more; it stays as long as another process maps it."""
+
+
+class GpuDevice(Protocol):
+    """Used by one thread, which waits for `fileno()` and then calls `reap()`."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uuid(self) -> str:
+        """Hexadecimal; see shared.cuda.device_uuid."""
+        ...
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Free and total, as of now; what this process's own context takes is not free."""
+        ...
+
+    @property
+    def granularity_bytes(self) -> int:
+        """Allocations are multiples of it."""
+        ...
+
+    def allocate(self, size_bytes: int) -> GpuMemory:
+        """At least `size_bytes`, rounded up to the granularity. GpuError where that is not had."""
+        ...
+
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """Lock host memory so that copies from it run at full speed, without our thread.
+
+        False where that is refused: copies from it work all the same, only slower.
+        """
+        ...
+
+    def unpin(self, address: int) -> None: ...
+
+    def submit(self, token: int, copies: Sequence[Copy]) -> None:
+        """Queue copies; `reap` returns `token` once all of them are done.
+
+        GpuError if they cannot be queued: nothing is under way then, and the token never comes.
+        """
+        ...
+
+    def reap(self) -> list[tuple[int, StreamError | None]]:
+        """Tokens whose copies have ended, in the order of `submit`, and what went wrong."""
+        ...
+
+    def fileno(self) -> int:
+        """Readable when `reap` has something to return."""
+        ...
+
+    def drain(self) -> None:
+        """Wait for all copies; their tokens are forgotten."""
+        ...
+
+    def close(self) -> None: ...
