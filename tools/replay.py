@@ -1,0 +1,105 @@
+"""Replay routing traces through eviction policies, the daemon's own among them.
+
+    python tools/replay.py TRACE... [--policies lru,lfu-ageing,belady] [--shares 0.1,0.2,0.4]
+    python tools/replay.py TRACE --budgets-mib 250,1000 [--csv FILE] [--plot FILE.png]
+
+A budget is a share of all experts' bytes, or MiB. Hit rates are of lookups, in percent.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from replay_simulation import POLICIES, Result, make_policy, simulate
+from replay_traces import Trace, load_trace
+
+from streamd.policy import HALF_LIFE_ROUNDS
+
+Point = tuple[str, float, str, Result]  # trace, budget in MiB, policy, result
+
+
+def main() -> None:
+    arguments = _arguments()
+    points = []
+    for path in arguments.traces:
+        trace = load_trace(path, arguments.tokens)
+        print(f"{trace.name}: {trace.lookup_count} lookups, {trace.key_bytes.size} experts")
+        for point in _replay(trace, arguments):
+            points.append(point)
+            _, budget_mib, policy, result = point
+            read_mib = result.read_bytes / 2**20
+            print(
+                f"  {budget_mib:10.1f} MiB  {policy:<11} {result.hit_pct:6.2f}%"
+                f"  decode {result.decode_hit_pct:6.2f}%  read {read_mib:10.1f} MiB",
+                flush=True,
+            )
+    if arguments.csv:
+        _write_csv(arguments.csv, points)
+    if arguments.plot:
+        _plot(arguments.plot, points)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
+    parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B")
+    parser.add_argument("--shares", default="0.1,0.2,0.4,0.6,0.8", metavar="S,T")
+    parser.add_argument("--budgets-mib", default="", metavar="M,N", help="instead of --shares")
+    parser.add_argument("--half-life", type=float, default=HALF_LIFE_ROUNDS, metavar="ROUNDS")
+    parser.add_argument("--tokens", type=int, default=0, help="of a long trace, only so many")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs matplotlib")
+    return parser.parse_args()
+
+
+def _replay(trace: Trace, arguments: argparse.Namespace) -> Iterator[Point]:
+    total_bytes = int(trace.key_bytes.sum())
+    if arguments.budgets_mib:
+        budgets = [int(float(word) * 2**20) for word in arguments.budgets_mib.split(",")]
+    else:
+        budgets = [int(float(word) * total_bytes) for word in arguments.shares.split(",")]
+    for budget_bytes in budgets:
+        capacity_count = max(1, int(trace.key_bytes.size * budget_bytes / total_bytes))
+        for name in arguments.policies.split(","):
+            policy = make_policy(name, trace, capacity_count, arguments.half_life)
+            result = simulate(trace, budget_bytes, policy)
+            yield trace.name, budget_bytes / 2**20, name, result
+
+
+def _write_csv(path: Path, points: list[Point]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("trace", "budget_mib", "policy", "hit_pct", "hit_pct_decode", "read_mib"))
+        for name, budget_mib, policy, result in points:
+            writer.writerow(
+                (
+                    *(name, f"{budget_mib:.3f}", policy, f"{result.hit_pct:.3f}"),
+                    *(f"{result.decode_hit_pct:.3f}", f"{result.read_bytes / 2**20:.1f}"),
+                )
+            )
+
+
+def _plot(path: Path, points: list[Point]) -> None:
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - only for those who plot
+    except ImportError:
+        sys.exit("--plot needs matplotlib: pip install 'streamd-infer[tools]'")
+    names = sorted({point[0] for point in points})
+    figure = Figure(figsize=(6 * len(names), 4.5))
+    for number, name in enumerate(names, 1):
+        axes = figure.add_subplot(1, len(names), number)
+        for policy in sorted({point[2] for point in points}):
+            mine = [p for p in points if p[0] == name and p[2] == policy]
+            axes.plot([p[1] for p in mine], [p[3].hit_pct for p in mine], "o-", label=policy)
+        axes.set(title=name, xlabel="budget, MiB", ylabel="hits, % of lookups")
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()
