@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from infer.mapping import map_memory
+from infer.gpu_mapping import map_gpu_tier
+from infer.mapping import map_host_tier, map_memory
 from shared import membarrier
 from shared.errors import ClientRevoked, DaemonLost, ProtocolMismatch
 from shared.experts import ExpertIndex
@@ -21,6 +22,8 @@ from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints, running_daemons
 from shared.wire import (
     ATTACHED_DESCRIPTOR_COUNT,
+    GPU_TIER,
+    HOST_TIER,
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
@@ -51,16 +54,25 @@ class SlotClient:
     """One attachment to a daemon. Not for use by several threads.
 
     part_types: int32 [n_layers, 3], the GGML types of gate, up and down, is `experts.part_types`.
+    tier: HOST_TIER or GPU_TIER. On a GPU all addresses are device addresses, and `compute` returns
+    only when its GPU work is done: the slots may be reused from then on.
     """
 
-    def __init__(self, name: str, index: GgufIndex, experts: ExpertIndex) -> None:
+    def __init__(
+        self, name: str, index: GgufIndex, experts: ExpertIndex, tier: str = HOST_TIER
+    ) -> None:
         self.experts = experts
+        self._tier = tier
         self._endpoints = Endpoints.of(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
         self._past_hits = self._past_misses = 0  # of attachments that were revoked
         membarrier.register()
-        self._attach()
+        try:
+            self._attach()
+        except BaseException:
+            self._context.term()
+            raise
 
     # Attaching
 
@@ -68,12 +80,12 @@ class SlotClient:
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             attached, descriptors = self._shake_hands()
-            self.mapping = map_memory(attached, descriptors[:-1], self.experts)
+            map_tier = map_gpu_tier if self._tier == GPU_TIER else map_host_tier
+            self.mapping = map_memory(attached, descriptors[:-1], self.experts, map_tier)
         except BaseException:
             self._unix.close()
             raise
         self._doorbell = descriptors[-1]
-        self._deltas = self.experts.part_offsets % attached.align
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.setsockopt(zmq.ROUTING_ID, routing_id(attached.ticket))
@@ -88,7 +100,7 @@ class SlotClient:
         self._unix.settimeout(ATTACH_DEADLINE_S)
         try:
             self._connect()
-            self._unix.sendall(encode(Attach(os.getpid(), self._shards)))
+            self._unix.sendall(encode(Attach(os.getpid(), self._shards, self._tier)))
             frame, descriptors, _, _ = socket.recv_fds(
                 self._unix, MAX_MESSAGE_BYTES, ATTACHED_DESCRIPTOR_COUNT
             )
@@ -184,7 +196,8 @@ class SlotClient:
         experts: npt.NDArray[np.integer[Any]],
         use_counts: npt.NDArray[np.integer[Any]] | int,
     ) -> npt.NDArray[np.int32]:
-        row = self.mapping.table.host_slots[layer]
+        table = self.mapping.table
+        row = (table.gpu_slots if self._tier == GPU_TIER else table.host_slots)[layer]
         area = self.mapping.area
         area.uses[layer, experts] += np.uint32(use_counts)
         slots: npt.NDArray[np.int32] = row[experts]
@@ -243,7 +256,7 @@ class SlotClient:
         slots: npt.NDArray[np.int32],
     ) -> npt.NDArray[np.int64]:
         mapping = self.mapping
-        offsets = mapping.stretch_offsets[slots] + self._deltas[layer, experts]
+        offsets = mapping.stretch_offsets[slots] + mapping.part_deltas[layer, experts]
         return offsets + mapping.arena_address
 
     # Other requests

@@ -44,6 +44,7 @@ class ModelConfig(DaemonOptions):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.chunk == 0:
             raise ConfigError("--chunk is 0", "give 1 or more")
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infer.attachment import attach
 from infer.blocks.moe import Tap
-from infer.client import SlotClient
 from infer.config import DEFAULT_CONTEXT, ModelConfig
 from infer.families import Parts, family_of
 from infer.kernels.choose import choose_kernels
@@ -18,6 +18,7 @@ from infer.weights import Weights
 from shared.errors import ConfigError, RequestError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
+from shared.resident import gpu_resident_layout, resident_layout
 
 
 class Engine:
@@ -30,12 +31,13 @@ class Engine:
         self._chunk = config.chunk
         context = _context(config.ctx, self.shape.context_length)
         experts = ExpertIndex.from_gguf(index)
-        self.client = SlotClient(name, index, experts)
+        self.client = attach(name, index, experts, config.device)
         try:
             mapping = self.client.mapping
+            self.device = torch.device(mapping.device)
             bounds = kernel_bounds(index, experts, self.shape, config.chunk, context)
-            kernels = choose_kernels(bounds, config.threads or None)
-            weights = Weights(index, mapping.attached.align, mapping.resident_address, mapping)
+            kernels = choose_kernels(bounds, config.threads or None, self.device)
+            weights = self._weights(index)
             parts = Parts(index, experts, weights, kernels, self.client, context)
             self.model = family.build(parts)
             self.kv = KvCache(
@@ -44,7 +46,7 @@ class Engine:
                 self.shape.kv_heads,
                 self.shape.head_dim,
                 self.exact,
-                torch.device("cpu"),
+                self.device,
             )
         except BaseException:
             self.client.close()
@@ -52,6 +54,16 @@ class Engine:
 
     def close(self) -> None:
         self.client.close()
+
+    def _weights(self, index: GgufIndex) -> Weights:
+        """The resident tensors where the daemon has put them."""
+        mapping = self.client.mapping
+        tensors = resident_tensors(index)
+        if self.device.type == "cuda":
+            layout = gpu_resident_layout(tensors)
+        else:
+            layout = resident_layout(tensors, mapping.attached.align)
+        return Weights(index.paths[0], layout, mapping.resident_address, mapping, self.device)
 
     def extend(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Compute `ids` behind what the KV cache holds; the last one's logits [vocab].
@@ -71,10 +83,11 @@ class Engine:
         rows = []
         with torch.inference_mode():
             for first in range(0, len(ids), self._chunk):
-                chunk = torch.tensor(ids[first : first + self._chunk], dtype=torch.int64)
+                part = ids[first : first + self._chunk]
+                chunk = torch.tensor(part, dtype=torch.int64, device=self.device)
                 logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap)
                 self.client.mapping.area.count_tokens(len(chunk))
-                rows.append(logits.numpy())
+                rows.append(logits.cpu().numpy())
         return rows
 
     def _check(self, ids: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """The daemon's memory, mapped into a client."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,19 +16,43 @@ from shared.wire import Attached
 
 
 @dataclass(frozen=True)
+class TierMemory:
+    """A tier's two allocations, mapped; torch's name of the device whose addresses they have.
+
+    packed: every payload begins with its stretch, whatever its offset in the file.
+    """
+
+    device: str
+    packed: bool
+    arena_address: int
+    resident_address: int
+    keepalive: tuple[object, ...]
+
+
+@dataclass(frozen=True)
 class Mapping:
-    """The daemon's memory in our address space, and the numbers that belong to it."""
+    """The daemon's memory in our address space, and the numbers that belong to it.
+
+    part_deltas: where in its stretch each payload begins, bytes.
+    """
 
     attached: Attached
     table: ResidencyTable
     area: ClientArea
+    device: str
     arena_address: int
     resident_address: int
     stretch_offsets: npt.NDArray[np.int64]  # [slots, 3]
+    part_deltas: npt.NDArray[np.int64]  # [n_layers, n_experts, 3]
     keepalive: tuple[object, ...]
 
 
-def map_memory(attached: Attached, descriptors: list[int], experts: ExpertIndex) -> Mapping:
+MapTier = Callable[[Attached, int, int], TierMemory]  # descriptors of arena and resident tensors
+
+
+def map_memory(
+    attached: Attached, descriptors: list[int], experts: ExpertIndex, map_tier: MapTier
+) -> Mapping:
     """Map what the daemon handed out and close the descriptors: table, area, arena, resident.
 
     ProtocolMismatch where the daemon's numbers are not those of `experts`.
@@ -45,18 +70,27 @@ def map_memory(attached: Attached, descriptors: list[int], experts: ExpertIndex)
     table_fd, area_fd, arena_fd, resident_fd = descriptors
     table_region = shm.map_readonly(table_fd, shape.table_bytes)
     area_region = shm.map_writable(area_fd, shape.area_bytes)
-    arena = shm.map_readonly(arena_fd, attached.arena_bytes)
-    resident = shm.map_readonly(resident_fd, attached.resident_bytes)
+    memory = map_tier(attached, arena_fd, resident_fd)
     for fd in descriptors:
         os.close(fd)
     table = ResidencyTable(table_region, shape)
     table.check_header()
+    offsets = experts.part_offsets
     return Mapping(
         attached,
         table,
         ClientArea(area_region, shape),
-        shm.address(arena),
-        shm.address(resident),
+        memory.device,
+        memory.arena_address,
+        memory.resident_address,
         layout.stretches()[:, :, 0],
-        (table_region, area_region, arena, resident),
+        np.zeros_like(offsets) if memory.packed else offsets % attached.align,
+        (table_region, area_region, *memory.keepalive),
     )
+
+
+def map_host_tier(attached: Attached, arena_fd: int, resident_fd: int) -> TierMemory:
+    """Read-only mappings of the host tier's memfds."""
+    arena = shm.map_readonly(arena_fd, attached.arena_bytes)
+    resident = shm.map_readonly(resident_fd, attached.resident_bytes)
+    return TierMemory("cpu", False, shm.address(arena), shm.address(resident), (arena, resident))

@@ -1,6 +1,7 @@
 """The resident tensors by name, read in place from the daemon's shared memory."""
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,20 +9,26 @@ from torch import Tensor
 
 from infer.kernels.quant_matrix import QuantMatrix
 from shared.errors import MalformedModel, UnsupportedModel
-from shared.experts import resident_tensors
-from shared.gguf_index import GgufIndex, TensorInfo
+from shared.gguf_shard import TensorInfo
 from shared.quants import TensorType
-from shared.resident import resident_layout
+from shared.resident import ResidentLayout
 
 _REMEDY = "convert or download the model again"
 
 
 class Weights:
-    """`base_address`: where the resident region begins; `keepalive`: what keeps it mapped."""
+    """`layout` of the region that begins at `base_address` on `device`; `keepalive` keeps it."""
 
-    def __init__(self, index: GgufIndex, align: int, base_address: int, keepalive: object) -> None:
-        layout = resident_layout(resident_tensors(index), align)
-        self._path = index.paths[0]
+    def __init__(
+        self,
+        path: Path,
+        layout: ResidentLayout,
+        base_address: int,
+        keepalive: object,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self._path = path
         self._keepalive = keepalive
         self._placed = {
             placed.tensor.name: (placed.tensor, base_address + placed.payload_offset)
@@ -43,6 +50,8 @@ class Weights:
             raise UnsupportedModel(
                 f"{self._path}: {name} is not F32", "convert the model with F32 norms and biases"
             )
+        if self.device.type == "cuda":
+            return torch.as_tensor(_DeviceFloats(address, size), device=self.device).clone()
         source = (ctypes.c_float * size).from_address(address)
         return torch.from_numpy(np.frombuffer(source, np.float32).copy())
 
@@ -60,3 +69,15 @@ class Weights:
                 f"{self._path}: tensor {name} has shape {tensor.shape}, not {shape}", _REMEDY
             )
         return tensor, address
+
+
+class _DeviceFloats:
+    """Floats at a device address, as torch takes them (the CUDA array interface, version 3)."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "<f4",
+            "data": (address, True),
+            "version": 3,
+        }

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from shared.errors import ConfigError
 
 _Config = TypeVar("_Config")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def option(
@@ -94,8 +94,8 @@ def _parse(source: str, name: str, value: Any, metadata: Mapping[str, Any]) -> A
 
 def parse_size(text: str) -> int:
     """Bytes from '24G', '512M', '4096': powers of 1024."""
-    unit = text[-1:].upper()
-    digits, factor = (text[:-1], _UNITS[unit]) if unit in "KMGT" and unit else (text, 1)
+    factor = _UNITS.get(text[-1:].upper(), 1)
+    digits = text if factor == 1 else text[:-1]
     try:
         size = float(digits) * factor
     except ValueError:
@@ -111,6 +111,6 @@ def parse_auto_size(text: str) -> int | None:
 
 
 def parse_count(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ValueError("give a whole number, 0 or more")
     return int(text)

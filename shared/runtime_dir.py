@@ -133,7 +133,10 @@ def claim(endpoints: Endpoints, record: DaemonRecord) -> Iterator[None]:
 def _lock(endpoints: Endpoints) -> int:
     """The locked descriptor of a lock file that still has its name."""
     for _ in range(_LOCK_ATTEMPTS):
-        fd = os.open(endpoints.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(endpoints.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _no_lock(endpoints, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink > 0:
@@ -142,10 +145,20 @@ def _lock(endpoints: Endpoints) -> int:
         except BlockingIOError:
             # Somebody who only looks (running_daemons) holds it for a moment too.
             time.sleep(_LOCK_PAUSE_S)
+        except OSError as error:
+            os.close(fd)
+            raise _no_lock(endpoints, error) from error
         os.close(fd)
     raise DaemonBusy(
         f"a daemon named {endpoints.name!r} is running already",
         f"give another --name, or stop it with: streamd stop --name {endpoints.name}",
+    )
+
+
+def _no_lock(endpoints: Endpoints, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot lock {endpoints.lock_path}: {error.strerror}",
+        "set STREAMD_RUNTIME_DIR to a directory of yours on a local file system",
     )
 
 

@@ -64,7 +64,7 @@ def _map(fd: int, size_bytes: int, protection: int) -> mmap.mmap:
     except OSError as error:
         raise ConfigError(
             f"cannot map {size_bytes} bytes of shared memory: {error.strerror}",
-            "raise the address-space limit (ulimit -v) or give a smaller --host-cache",
+            "raise the limits on memory and files (ulimit -v, -n), or give a smaller --host-cache",
         ) from error
 
 

@@ -15,6 +15,7 @@ def render_stats(values: dict[str, Any]) -> str:
         f"lookups   {_rate(host['hits'], host['misses'])}, {host['evictions']} evictions",
         f"  last {_duration(since['seconds']):<6} {_rate(since['hits'], since['misses'])},"
         f" {since['evictions']} evictions",
+        *_gpu_lines(values["tiers"]["gpu"]),
         f"disk      {io['engine']}: {_size(io['bytes_read'])} in {io['reads']} reads,"
         f" p50 {io['latency_ms_p50']:g} ms, p99 {io['latency_ms_p99']:g} ms",
         f"  last {_duration(since['seconds']):<6} {_size(since['bytes_read'])},"
@@ -27,6 +28,18 @@ def render_stats(values: dict[str, Any]) -> str:
             f" {_rate(client['hits'], client['misses'])}"
         )
     return "\n".join(lines)
+
+
+def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
+    """Nothing where there is no GPU tier."""
+    if not gpu["slots"]:
+        return []
+    return [
+        f"gpu       {gpu['slots_used']} of {gpu['slots']} slots, {_size(gpu['bytes'])},"
+        f" resident tensors {_size(gpu['resident_bytes'])}: {gpu['device']}",
+        f"lookups   {_rate(gpu['hits'], gpu['misses'])}, {gpu['evictions']} evictions,"
+        f" {_size(gpu['uploaded_bytes'])} uploaded",
+    ]
 
 
 def _rate(hits: int, misses: int) -> str:

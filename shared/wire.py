@@ -17,10 +17,11 @@ from shared.errors import ProtocolMismatch, StreamError, from_wire
 
 PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
-MAX_FETCH_EXPERTS = 4096
 HOST_TIER = "host"
 GPU_TIER = "gpu"
 
+# Names of files need not be valid UTF-8; Python has them as str with surrogates for odd bytes.
+_UNICODE_ERRORS = "surrogateescape"
 _UPGRADE = "daemon and client are of different versions: restart the daemon"
 
 
@@ -144,7 +145,9 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in _KINDS.values()}
 
 def encode(message: Message) -> bytes:
     body = {field.name: getattr(message, field.name) for field in fields(message)}
-    frame: bytes = msgpack.packb([PROTOCOL_VERSION, type(message).__name__, body])
+    frame: bytes = msgpack.packb(
+        [PROTOCOL_VERSION, type(message).__name__, body], unicode_errors=_UNICODE_ERRORS
+    )
     assert len(frame) <= MAX_MESSAGE_BYTES, f"{type(message).__name__} of {len(frame)} bytes"
     return frame
 
@@ -154,7 +157,7 @@ def decode(frame: bytes) -> Message:
     if len(frame) > MAX_MESSAGE_BYTES:
         raise ProtocolMismatch(f"a message of {len(frame)} bytes, {MAX_MESSAGE_BYTES} is the most")
     try:
-        unpacked = msgpack.unpackb(frame)
+        unpacked = msgpack.unpackb(frame, unicode_errors=_UNICODE_ERRORS)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise ProtocolMismatch(f"a message that is not msgpack: {error}", _UPGRADE) from error
     match unpacked:

@@ -1,8 +1,7 @@
-"""The host cache: docs/protocol.md's four rules, as pure policy.
+"""A tier's cache: docs/protocol.md's four rules, as pure policy.
 
-It moves slot numbers between states and writes the residency table; reading the disk, ringing
-doorbells and sockets are the daemon's. Everything it needs from outside is given to it: the table,
-the clients' areas, the barrier and the clock.
+It moves slot numbers between states and writes the residency table; reads, doorbells and sockets
+are the daemon's. What it needs is given to it: table, clients' areas, barrier and clock.
 """
 
 from collections import Counter
@@ -14,7 +13,9 @@ import numpy.typing as npt
 
 from shared.errors import RequestError
 from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
+from shared.wire import GPU_TIER, HOST_TIER
 from streamd.cache_client import CacheClient
+from streamd.cache_counters import CacheCounters
 from streamd.policy import LfuAgeing
 from streamd.reserve import Reserve
 from streamd.slots import ClassSlots, SlotState
@@ -42,21 +43,11 @@ class Step:
     ring: set[int] = field(default_factory=set)
 
 
-@dataclass
-class CacheCounters:
-    """Cumulative; of clients that have left, and of what the daemon itself does."""
-
-    misses: int = 0
-    evictions: int = 0
-    joined_reads: int = 0
-    revocations: int = 0
-    departed_hits: int = 0
-    departed_tokens: int = 0
-
-
 class HostCache:
-    """Slots of all size classes, shared by all clients.
+    """Slots of all size classes of one tier, shared by the clients that compute from them.
 
+    The tiers' caches share the table's epoch and its flags; each has a plane of its own.
+    tier: HOST_TIER or GPU_TIER.
     layer_class: size class of each layer, NO_CLASS where a layer has no experts.
     An expert's key is `layer * n_experts + expert`.
     """
@@ -68,12 +59,14 @@ class HostCache:
         classes: Sequence[ClassSlots],
         barrier: Callable[[], None],
         now_ms: Callable[[], float],
+        tier: str = HOST_TIER,
     ) -> None:
         self.classes = tuple(classes)
         self.counters = CacheCounters()
         self.clients: dict[int, CacheClient] = {}
         self.reading: dict[int, int] = {}  # key -> slot
         self.table = table
+        self.plane = table.gpu_slots if tier == GPU_TIER else table.host_slots
         self._n_experts = table.shape.n_experts
         self.layer_class = tuple(layer_class)
         self._barrier = barrier
@@ -81,16 +74,18 @@ class HostCache:
         self._policy = LfuAgeing(table.shape.cell_count)
         self._choosers = [VictimChooser(c, self._policy, self._absorb_all) for c in self.classes]
         self._absorbed_at_ms = now_ms()
-        self._reserve = Reserve(self.clients)
+        self._reserve = Reserve(self.clients, tier)
 
     # Clients
 
-    def attach(self, number: int, area: ClientArea) -> None:
+    def attach(self, number: int, area: ClientArea, wave_limit: int | None = None) -> None:
         """Let a client in, with its reserve made; DaemonBusy or PlanError where that cannot be."""
         assert number not in self.clients
-        self._reserve.check_room(self.classes)
-        self.table.revoked[number] = 0
-        self.clients[number] = CacheClient(number, area, self._now_ms())
+        client = CacheClient(number, area, self._now_ms(), wave_limit)
+        self._reserve.check_room(self.classes, client)
+        if not client.ours:
+            self.table.revoked[number] = 0
+        self.clients[number] = client
         self._retire()
 
     def detach(self, number: int) -> None:
@@ -125,7 +120,7 @@ class HostCache:
             return  # the client has left it
         if section > client.section:
             self._begin_section(client, section)
-        wave_experts = self.classes[self.layer_class[layer]].wave_experts
+        wave_experts = client.wave_experts(self.classes[self.layer_class[layer]])
         keys = {layer * self._n_experts + expert for expert in experts}
         given = {self._class_of_slot(slot).key_of(slot) for slot in client.pins}
         if len(keys | client.wanted | given) > wave_experts:
@@ -163,7 +158,7 @@ class HostCache:
         key = slots.key_of(slot)
         del self.reading[key]
         slots.publish(slot)
-        self.table.host_slots[divmod(key, self._n_experts)] = slot
+        self.plane[divmod(key, self._n_experts)] = slot
         waiting = [client for client in self.clients.values() if slot in client.pins]
         for client in waiting:
             client.still_since_ms = self._now_ms()
@@ -185,7 +180,7 @@ class HostCache:
     def stalled_clients(self, deadline_ms: float) -> list[int]:
         """Clients that have not moved for `deadline_ms` and held up another one all that time.
 
-        A client that itself waits for a slab is not stalled: we are.
+        A client that itself waits for a slab is not stalled: we are. So are we where it is ours.
         """
         waiting = [client for client in self.clients.values() if client.wanted]
         moved_before_ms = self._now_ms() - deadline_ms
@@ -193,7 +188,7 @@ class HostCache:
             client.number
             for client in self.clients.values()
             if client.still_since_ms <= moved_before_ms
-            and not self._waits(client)
+            and not (client.ours or self._waits(client))
             and any(
                 other.still_since_ms <= moved_before_ms
                 and self._reserve.is_held_up(other, client, self._class_of_key(key))
@@ -212,7 +207,7 @@ class HostCache:
         for slots, chooser in zip(self.classes, self._choosers, strict=True):
             needed_count = self._reserve.count(slots) + asked_counts[slots]
             for slot in chooser.choose(needed_count - slots.spare_count):
-                self.table.host_slots[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
+                self.plane[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
                 victims.append((slots, slot))
         if not victims:
             return
@@ -251,7 +246,7 @@ class HostCache:
         for key in wanted:
             layer, expert = divmod(key, self._n_experts)
             slots = self._class_of_key(key)
-            slot = int(self.table.host_slots[layer, expert])
+            slot = int(self.plane[layer, expert])
             if slot != NOT_RESIDENT:
                 step.ring.add(client.number)
                 client.still_since_ms = self._now_ms()
@@ -289,9 +284,8 @@ class HostCache:
         client.absorbed_uses = uses
 
     def _has_slot(self, key: int) -> bool:
-        if key in self.reading:
-            return True
-        return bool(self.table.host_slots[divmod(key, self._n_experts)] != NOT_RESIDENT)
+        named = self.plane[divmod(key, self._n_experts)] != NOT_RESIDENT
+        return key in self.reading or bool(named)
 
     def _class_of_key(self, key: int) -> ClassSlots:
         return self.classes[self.layer_class[key // self._n_experts]]

@@ -24,12 +24,13 @@ def _check_reserve(cache: HostCache, slots: ClassSlots) -> None:
     if slots.holds_all:
         assert not slots.limbo, "a class with a slot for each expert never evicts"
     else:
-        assert slots.spare_count >= slots.wave_experts * len(cache.clients), "the reserve is short"
+        reserve_count = sum(c.wave_experts(slots) for c in cache.clients.values())
+        assert slots.spare_count >= reserve_count, "the reserve is short"
 
 
 def _check_table(cache: HostCache) -> None:
     """An expert is in the table just if a LIVE slot of its class has its key."""
-    named = cache.table.host_slots.reshape(-1)
+    named = cache.plane.reshape(-1)
     live = np.full_like(named, NOT_RESIDENT)
     for slots in cache.classes:
         indices = np.flatnonzero(slots.state == SlotState.LIVE)
@@ -72,4 +73,4 @@ def _check_requests(cache: HostCache) -> None:
     for client in cache.clients.values():
         needed = client.wanted | {slot_keys[slot] for slot in client.pins}
         classes = [cache.classes[cache.layer_class[key // n_experts]] for key in needed]
-        assert all(len(needed) <= slots.wave_experts for slots in classes)
+        assert all(len(needed) <= client.wave_experts(slots) for slots in classes)

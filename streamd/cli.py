@@ -84,11 +84,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _serve_until_stopped(arguments: argparse.Namespace, ready_fd: int | None) -> None:
     from streamd.daemon import Daemon  # noqa: PLC0415 - numpy and zmq, which `stop` does not need
+    from streamd.descriptors import raise_limit  # noqa: PLC0415
 
     config = read_config(arguments)
     logging.basicConfig(
         level=config.log_level.upper(), format="streamd: %(message)s", stream=sys.stderr
     )
+    raise_limit()
     endpoints = Endpoints.of(config.daemon_name)
     record = DaemonRecord(
         config.daemon_name, os.getpid(), str(config.model.absolute()), PROTOCOL_VERSION

@@ -11,6 +11,7 @@ from shared.errors import ConfigError
 from shared.options import build, given, option, parse_count
 
 DEPTH_MAX = 1024
+STALL_DEADLINE_MAX_MS = 3_600_000
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,19 +37,22 @@ class StreamdConfig(DaemonOptions):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model == Path():
             raise ConfigError("no model is given", "say --model FILE.gguf")
         if self.io_depth > DEPTH_MAX:
             raise ConfigError(f"--io-depth is {self.io_depth}", f"give 1 to {DEPTH_MAX}")
-        if self.gpu_cache:
+        if not 1 <= self.stall_deadline_ms <= STALL_DEADLINE_MAX_MS:
             raise ConfigError(
-                "--gpu-cache needs a GPU tier, which this version does not have",
-                "leave it out, or give --gpu-cache 0",
+                f"--stall-deadline-ms is {self.stall_deadline_ms}",
+                f"give 1 to {STALL_DEADLINE_MAX_MS}",
             )
 
     @property
     def daemon_name(self) -> str:
-        return self.name or re.sub(r"[^A-Za-z0-9._-]", "-", self.model.stem).strip("-._")[:64]
+        """As given, or as much of the model's file name as a name can have."""
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", self.model.stem).strip("-._")[:64]
+        return self.name or plain or "model"
 
 
 def read_config(arguments: argparse.Namespace) -> StreamdConfig:

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -141,6 +142,10 @@ class Control:
                 f"{MAX_CONNECTIONS} connections are open, the most there may be",
                 "end another client",
             )
+            with suppress(
+                OSError
+            ):  # closing with its message unread would make the answer an error
+                connection.recv(MAX_ATTACH_BYTES)
             self._reply(connection, Refused.because(full), [])
             connection.close()
         elif _peer_uid(connection) not in (os.getuid(), 0):

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from shared.errors import ModelChanged, RequestError
+from shared.errors import GpuError, ModelChanged, RequestError, StreamError
 from shared.runtime_dir import Endpoints
 from shared.wire import (
     Attach,
@@ -22,26 +22,34 @@ from shared.wire import (
     Stop,
     Stopping,
 )
+from streamd.cache import HostCache
 from streamd.config import StreamdConfig
 from streamd.control import Control
+from streamd.gpu.cuda_device import CudaDevice
+from streamd.gpu_tier import OpenGpu
 from streamd.served_model import ServedModel
 from streamd.sessions import Session, Sessions
-from streamd.stats import NO_GPU_TIER, SinceLast, client_values, host_tier_values, io_values
+from streamd.stats import SinceLast, model_values
 
 log = logging.getLogger(__name__)
 
 # While a request waits for a slot, the clients' areas are looked at this often.
 WAITING_POLL_MS = 1
 IDLE_POLL_MS = 1000
+# While copies to the GPU are under way, they are looked at this often: see streamd.gpu.device.
+COPY_POLL_S = 50e-6
 WATCH_INTERVAL_S = 1.0
 
 
 class Daemon:
     """Use as a context manager; `run` serves until it is told to stop."""
 
-    def __init__(self, config: StreamdConfig, endpoints: Endpoints) -> None:
+    def __init__(
+        self, config: StreamdConfig, endpoints: Endpoints, open_device: OpenGpu = CudaDevice
+    ) -> None:
         self.config = config
         self.endpoints = endpoints
+        self._open_device = open_device
         self.stopping = False
         self.reload_wanted = False
         self.fault: ModelChanged | None = None
@@ -54,13 +62,14 @@ class Daemon:
 
     def __enter__(self) -> "Daemon":
         with ExitStack() as stack:
-            self.model = ServedModel(self.config, stack, lambda: self.stopping)
+            self.model = ServedModel(self.config, stack, lambda: self.stopping, self._open_device)
             self.cache = self.model.cache
             self.sessions = Sessions(self.model.table.shape)
             stack.callback(self.sessions.close)
             self._control = Control(self.endpoints, self)
             stack.callback(self._control.close)
             self._control.watch(self.model.reader.fileno(), self._take_completions)
+            self._control.watch(self.model.tier.fileno(), self._take_completions)
             self._control.watch(self._wake_fd, lambda: None)
             self._stack = stack.pop_all()
         return self
@@ -72,35 +81,56 @@ class Daemon:
         traceback: TracebackType | None,
     ) -> None:
         self._stack.close()
-        os.close(self._wake_fd)
+        wake_fd, self._wake_fd = self._wake_fd, -1  # signals may come yet
+        os.close(wake_fd)
 
     # The main loop
 
     def run(self) -> None:
         """Serve until a stop message, a signal, or the end of an embedded daemon's owner."""
         while not self.stopping:
-            self._control.poll(WAITING_POLL_MS if self.cache.waiting else IDLE_POLL_MS)
+            self._wait()
+            self._grant_gpu()
             self._take_completions()
             self._grant()
             self._revoke_stalled()
             self._watch_model()
 
+    def _wait(self) -> None:
+        """Until something has happened, or may have without telling."""
+        if self.model.gpu is not None and self.model.gpu.copying:
+            time.sleep(COPY_POLL_S)
+            self._control.poll(0)
+        else:
+            waiting = any(tier.cache.waiting for tier in self.model.tiers.values())
+            self._control.poll(WAITING_POLL_MS if waiting else IDLE_POLL_MS)
+
     def _take_completions(self) -> None:
         """Publish the slabs that have arrived, and tell who waits for those that will not."""
-        for completion in self.model.reader.poll():
+        for completion in self.model.tier.poll():
             slot = completion.key
             assert isinstance(slot, int)
             error = self.model.tier.arrived(slot, completion.error)
-            if error is None:
-                self.sessions.ring(self.cache.read_done(slot))
-                continue
-            log.error("%s", error)
-            layer, expert, asked = self.cache.read_failed(slot)
-            for number, section in asked:
-                failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
-                self._control.tell(self.sessions.of_number(number).ticket, failed)
+            self._settle(self.cache, slot, error)
             if isinstance(error, ModelChanged):
                 self._fail_closed(error)
+        if self.model.gpu is not None:
+            for uploaded in self.model.gpu.uploads.poll():
+                self._settle(self.model.gpu.cache, uploaded.slot, uploaded.error)
+
+    def _settle(self, cache: HostCache, slot: int, error: StreamError | None) -> None:
+        if error is None:
+            self.sessions.ring(cache.read_done(slot))
+            return
+        log.error("%s", error)
+        layer, expert, asked = cache.read_failed(slot)
+        for number, section in asked:
+            if cache.clients[number].ours:
+                assert self.model.gpu is not None
+                self.model.gpu.uploads.fetch_failed(number, section, error)
+            else:
+                failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
+                self._control.tell(self.sessions.of_number(number).ticket, failed)
 
     def _watch_model(self) -> None:
         """Whether the file is still the one that was opened; a replaced one shows by its name."""
@@ -120,6 +150,10 @@ class Daemon:
             if not session.revoked:
                 self._revoke(session)
 
+    def _grant_gpu(self) -> None:
+        if self.model.gpu is not None:
+            self.sessions.ring(self.model.gpu.step())
+
     def _grant(self) -> None:
         """One step of the protocol: give slots to those who wait, and read into them."""
         step = self.cache.step(self.model.tier.room)
@@ -128,14 +162,15 @@ class Daemon:
         self.sessions.ring(step.ring)
 
     def _revoke_stalled(self) -> None:
-        for number in self.cache.stalled_clients(self.config.stall_deadline_ms):
-            session = self.sessions.of_number(number)
-            log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
-            self._revoke(session)
+        for tier in self.model.tiers.values():
+            for number in tier.cache.stalled_clients(self.config.stall_deadline_ms):
+                session = self.sessions.of_number(number)
+                log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
+                self._revoke(session)
 
     def _revoke(self, session: Session) -> None:
         session.revoked = True
-        self.cache.revoke(session.number)
+        self.model.tiers[session.tier].cache.revoke(session.number)
         session.ring()  # it may be waiting
 
     # Handler of streamd.control
@@ -149,37 +184,42 @@ class Daemon:
                 f"{self.config.model} is not the file that the daemon has opened",
                 "streamd reload takes the file as it is now",
             )
-        session = self.sessions.prepare(message.pid)
+        tier = model.tiers.get(message.tier)
+        if tier is None:
+            raise GpuError(
+                f"the daemon has no {message.tier} tier",
+                "restart it with --gpu-cache auto, or compute with --device cpu",
+            )
+        session = self.sessions.prepare(message.pid, message.tier)
         try:
-            self.cache.attach(session.number, session.area)
+            tier.cache.attach(session.number, session.area)
         except Exception:
             session.close()
             raise
         self.sessions.add(session)
-        log.info("client %d has come (pid %d)", session.number, session.pid)
-        regions = (
-            model.table_region,
-            session.region,
-            model.tier.region,
-            model.resident_region,
+        log.info(
+            "client %d has come (pid %d) for the %s tier", session.number, session.pid, session.tier
         )
         attached = Attached(
             client=session.number,
             ticket=session.ticket,
             n_layers=model.experts.n_layers,
             n_experts=model.experts.n_experts,
-            align=model.plan.layout.align,
-            class_slot_counts=list(model.plan.layout.class_slot_counts),
-            wave_experts=list(model.plan.wave_experts),
-            arena_bytes=model.tier.region.size_bytes,
-            resident_bytes=model.resident_region.size_bytes,
+            align=tier.layout.align,
+            class_slot_counts=list(tier.layout.class_slot_counts),
+            wave_experts=list(tier.wave_experts),
+            arena_bytes=tier.arena_bytes,
+            resident_bytes=tier.resident_bytes,
+            device_ordinal=tier.device_ordinal,
+            device_uuid=tier.device_uuid,
         )
-        return attached, [*(region.fd for region in regions), session.doorbell]
+        own_fds = (model.table_region.fd, session.region.fd)
+        return attached, [*own_fds, tier.arena_fd, tier.resident_fd, session.doorbell]
 
     def detach(self, ticket: int) -> None:
         session = self.sessions.remove(ticket)
         if not session.revoked:
-            self.cache.detach(session.number)
+            self.model.tiers[session.tier].cache.detach(session.number)
         session.close()
         log.info("client %d has left (pid %d)", session.number, session.pid)
         self._stop_if_orphaned()
@@ -188,7 +228,8 @@ class Daemon:
         match message:
             case Fetch(ticket, section, layer, experts):
                 session = self.sessions.of_ticket(ticket)
-                self.cache.fetch(session.number, section, layer, experts)
+                cache = self.model.tiers[session.tier].cache
+                cache.fetch(session.number, section, layer, experts)
                 return None
             case StatsRequest():
                 return Stats(self.stats())
@@ -202,30 +243,14 @@ class Daemon:
         raise RequestError(f"{type(message).__name__} is not a request")
 
     def stats(self) -> dict[str, Any]:
-        host = host_tier_values(self.cache, self.model.plan.layout.total_bytes)
-        io = io_values(self.model.reader)
         uptime_s = round(time.monotonic() - self._started_s, 3)
-        growing = {
-            "seconds": uptime_s,
-            **{name: host[name] for name in ("hits", "misses", "evictions")},
-            **{name: io[name] for name in ("bytes_read", "reads")},
-        }
         return {
             "name": self.config.daemon_name,
             "model": str(self.config.model.resolve()),
             "pid": os.getpid(),
             "uptime_s": uptime_s,
-            "io": io,
-            "tiers": {"host": host, "gpu": NO_GPU_TIER},
-            "resident_bytes": self.model.resident_region.size_bytes,
-            "clients": client_values(self.cache, self.sessions),
             "fault": str(self.fault) if self.fault else None,
-            "pages": {
-                "slots": self.model.tier.region.pages().kind,
-                "resident": self.model.resident_region.pages().kind,
-            },
-            "revocations": self.cache.counters.revocations,
-            "since_last": self._since_last.take(growing),
+            **model_values(self.model, self.sessions, self._since_last, uptime_s),
         }
 
     # Ending
@@ -240,7 +265,8 @@ class Daemon:
         log.info("%s", signal.Signals(signum).name)
         self.reload_wanted = signum == signal.SIGHUP
         self.stopping = True
-        os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
 
     def watch_owner(self, fd: int) -> None:
         """An embedded daemon ends once its owner has closed `fd` and no client is left."""

@@ -148,7 +148,11 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(OK, "GPU", "no NVIDIA driver: the CPU computes")
         return
     for line in answer.stdout.splitlines():
-        name, driver, free, generation, width = (part.strip() for part in line.split(","))
+        values = [part.strip() for part in line.split(",")]
+        if len(values) != len(query.split(",")):
+            yield Finding(WARN, "GPU", line, "see nvidia-smi")
+            continue
+        name, driver, free, generation, width = values
         yield Finding(
             OK, "GPU", f"{name}, driver {driver}, {free} free, PCIe {generation} x{width}"
         )

@@ -1,19 +1,32 @@
-"""The host tier: the arena's memory, and reads of experts into its slots."""
+"""The host tier: the arena's memory, and reads of experts into its slots.
+
+A slot gets its pages when it is first needed, so that start-up need not wait for a whole arena:
+
+    submit --> first time: pages, found by a thread --> registered with the reader --+
+       |                                                                             v
+       +---- any other time -----------------------------------------------------> read --> poll
+"""
+
+from collections.abc import Callable
 
 from shared.arena import PART_COUNT, ArenaLayout
-from shared.errors import StreamError
+from shared.errors import ReadFailed, StreamError
 from shared.experts import ExpertIndex
 from streamd.cache import Grant
 from streamd.checksums import SlabChecksums
+from streamd.populate import PageFinder, Populator
 from streamd.readers.reader import Reader
-from streamd.readers.slab_read import Extent, SlabRead
+from streamd.readers.slab_read import Completion, Extent, SlabRead
 from streamd.regions import Region
 
 # Completion keys of slab reads are slot numbers; see streamd/resident.py for the other kind.
 
 
 class HostTier:
-    """checksums: None unless slabs are to be verified when they are read again."""
+    """checksums: None unless slabs are to be verified when they are read again.
+
+    find_pages: of Populator, instead of the usual one.
+    """
 
     def __init__(
         self,
@@ -21,10 +34,14 @@ class HostTier:
         experts: ExpertIndex,
         reader: Reader,
         checksums: SlabChecksums | None = None,
+        find_pages: Callable[[memoryview], None] | None = None,
     ) -> None:
         self.layout = layout
         self._checksums = checksums
-        self._grants: dict[int, Grant] = {}  # of the reads in flight
+        self._grants: dict[int, Grant] = {}  # submitted and not arrived
+        self._populating_count = 0
+        self._page_finder = PageFinder()
+        self._populator = Populator(find_pages or self._page_finder)
         self.region = Region("streamd-slots", layout.total_bytes)
         self._experts = experts
         self._reader = reader
@@ -35,26 +52,52 @@ class HostTier:
             [whole[offset : offset + length] for offset, length in slot] for slot in stretches
         ]
         self._slots = [whole[slot[0][0] : slot[-1][0] + slot[-1][1]] for slot in stretches]
-        self._registered = [False] * layout.slot_count
+        self._populated = [False] * layout.slot_count
 
     @property
     def room(self) -> int:
         """How many grants can be submitted now."""
-        return self._reader.room
+        return self._reader.room - self._populating_count
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to do; so is the reader's."""
+        return self._populator.fileno()
 
     def submit(self, grant: Grant) -> None:
-        """Read an expert's gate, up and down into its slot's stretches."""
-        if not self._registered[grant.slot]:
-            # Now rather than at start: its pages have to come now anyway.
-            self._registered[grant.slot] = True
-            self._reader.register(self._slots[grant.slot])
+        """Read an expert into its slot; exactly one completion comes from a later `poll`."""
+        self._grants[grant.slot] = grant
+        if self._populated[grant.slot]:
+            self._read(grant)
+        else:
+            self._populating_count += 1
+            self._populator.submit(grant.slot, self._slots[grant.slot])
+
+    def poll(self) -> list[Completion]:
+        """Start the reads whose slots have got their pages; what has ended."""
+        refused = []
+        for slot, fault in self._populator.ended():
+            assert isinstance(slot, int)
+            self._populating_count -= 1
+            if fault is None:
+                self._populated[slot] = True
+                self._reader.register(self._slots[slot])
+                self._read(self._grants[slot])
+            else:
+                error = ReadFailed(
+                    f"there is no memory for a slot of the host cache: {fault.strerror}",
+                    "end other programs, or restart the daemon with a smaller --host-cache",
+                )
+                refused.append(Completion(slot, error, 0, 0.0))
+        return refused + self._reader.poll()
+
+    def _read(self, grant: Grant) -> None:
+        """Its gate, up and down into its slot's stretches."""
         parts = self._experts.extents(grant.layer, grant.expert)
         stretches = self._stretches[grant.slot]
         extents = tuple(
             Extent(parts[part].file_index, parts[part].offset, parts[part].length, stretches[part])
             for part in range(PART_COUNT)
         )
-        self._grants[grant.slot] = grant
         self._reader.submit(SlabRead(grant.slot, extents))
 
     def arrived(self, slot: int, error: StreamError | None) -> StreamError | None:
@@ -70,4 +113,6 @@ class HostTier:
         return self._checksums.check(grant.layer, grant.expert, payloads)
 
     def close(self) -> None:
+        self._populator.close()
+        self._page_finder.close()
         self.region.close()

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from streamd.bench_io import Bench, choose_best
+from streamd.bench_io import ROW_SECONDS, Bench, choose_best
 from streamd.doctor import FAIL, examine, render
 from streamd.io_best import drive_of, save_best
 from streamd.readers.probe import AUTO, choose_engine
@@ -20,14 +20,14 @@ _HEAD = ("engine", "pattern", "depth", "pages", "MB/s", "CPU ms/GB", "p50 ms", "
 _LINE = "{:<10} {:<11} {:>5} {:<24} {:>9} {:>10} {:>8} {:>8}"
 
 
-def bench_io(model: Path, as_json: bool) -> int:
+def bench_io(model: Path, as_json: bool, row_seconds: float = ROW_SECONDS) -> int:
     """Measure all combinations, show them, and keep the best for this drive."""
     rows = []
     with ExitStack() as stack:
         bench = Bench(model, stack)
         if not as_json:
             print(_LINE.format(*_HEAD))
-        for row in bench.rows():
+        for row in bench.rows(row_seconds):
             rows.append(row)
             if not as_json:
                 print(_LINE.format(*asdict(row).values()), flush=True)
@@ -58,11 +58,11 @@ def scrub(model: Path, as_json: bool) -> int:
 
     failed = False
     for report in read_whole(model, progress):
-        failed |= bool(report.errors)
+        failed |= bool(report.error_count)
         if as_json:
             print(json.dumps(asdict(report) | {"path": str(report.path)}), flush=True)
             continue
-        found = f"xxh3 {report.xxh3}" if report.xxh3 else f"{len(report.errors)} unreadable parts"
+        found = f"xxh3 {report.xxh3}" if report.xxh3 else f"{report.error_count} unreadable parts"
         print(f"{report.path}: {report.size_bytes:,} bytes, {found}", flush=True)
         for error in report.errors:
             print(f"  {error}")
@@ -83,7 +83,7 @@ def _probe_disk(model: Path) -> float:
     engine, _ = choose_engine(AUTO, 1)
     engine.close()
     with ExitStack() as stack:
-        bench = Bench(model, stack)
+        bench = Bench(model, stack, DISK_PROBE_DEPTH)
         pages = next(iter(bench.memories))
         row = bench.measure(engine.name, "slabs", pages, DISK_PROBE_DEPTH, DISK_PROBE_SECONDS)
     return row.mb_s * 1e6

@@ -8,9 +8,9 @@ that comes back finds the heat it left with.
 import numpy as np
 import numpy.typing as npt
 
-# Lookups after which a use counts half, in multiples of the number of experts. From replays of real
-# routing (docs/measurements.md, Eviction): below 1 what is hot all day is lost, above 4 what was hot
-# in the last conversation stays too long.
+# Lookups after which a use counts half, in multiples of the number of experts. By replays of real
+# routing (docs/measurements.md, Eviction): below 1 what is hot all day is lost, above 4 what was
+# hot in the last conversation stays too long.
 HALF_LIFE_ROUNDS = 1.5
 
 
@@ -32,10 +32,5 @@ class LfuAgeing:
 
     def coldest(self, keys: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.intp]:
         """Positions in `keys` of the `count` coldest, coldest first (ties: the earlier one)."""
-        heat = self.heat[keys]
-        if count < len(keys):
-            chosen = np.sort(np.argpartition(heat, count - 1)[:count])
-        else:
-            chosen = np.arange(len(keys))
-        ordered: npt.NDArray[np.intp] = chosen[np.argsort(heat[chosen], kind="stable")]
+        ordered: npt.NDArray[np.intp] = np.argsort(self.heat[keys], kind="stable")[:count]
         return ordered

@@ -12,28 +12,34 @@ from streamd.slots import ClassSlots
 
 
 class Reserve:
-    """A view of the attached clients, by number; it holds nothing of its own."""
+    """A view of the attached clients, by number; it holds nothing of its own.
 
-    def __init__(self, clients: Mapping[int, CacheClient]) -> None:
+    tier: "host" or "gpu", for what is said when there is no room.
+    """
+
+    def __init__(self, clients: Mapping[int, CacheClient], tier: str = "host") -> None:
         self._clients = clients
+        self._tier = tier
 
     def count(self, slots: ClassSlots) -> int:
         """Slots of a class that are FREE or in LIMBO at every moment."""
-        return 0 if slots.holds_all else slots.wave_experts * len(self._clients)
+        if slots.holds_all:
+            return 0
+        return sum(client.wave_experts(slots) for client in self._clients.values())
 
-    def check_room(self, classes: Iterable[ClassSlots]) -> None:
+    def check_room(self, classes: Iterable[ClassSlots], newcomer: CacheClient) -> None:
         """PlanError or DaemonBusy unless one more client can have its slots and its reserve."""
-        client_count = len(self._clients) + 1
         for slots in classes:
             if slots.holds_all:
                 continue
-            if slots.count < 2 * slots.wave_experts * client_count:
+            reserve_count = self.count(slots) + newcomer.wave_experts(slots)
+            if slots.count < 2 * reserve_count:
                 raise PlanError(
-                    f"a size class of the host cache has {slots.count} slots,"
-                    f" {client_count} clients need {2 * slots.wave_experts * client_count}",
-                    "restart the daemon with a larger --host-cache, or end another client",
+                    f"a size class of the {self._tier} cache has {slots.count} slots,"
+                    f" {len(self._clients) + 1} clients need {2 * reserve_count}",
+                    f"restart the daemon with a larger --{self._tier}-cache, or end another client",
                 )
-            if slots.retirable_count < slots.wave_experts * client_count:
+            if slots.retirable_count < reserve_count:
                 raise DaemonBusy("all slots are being read into", "try again in a moment")
 
     def share_of_older(self, slots: ClassSlots, client: CacheClient) -> int:
@@ -41,7 +47,7 @@ class Reserve:
         if slots.holds_all:
             return 0
         return sum(
-            max(0, slots.wave_experts - sum(map(slots.owns, other.pins)))
+            max(0, other.wave_experts(slots) - sum(map(slots.owns, other.pins)))
             for other in self._clients.values()
             if other.age < client.age
         )

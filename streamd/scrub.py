@@ -5,7 +5,6 @@ that two copies can be compared.
 """
 
 import ctypes
-import mmap
 import os
 import select
 from collections.abc import Callable, Iterator
@@ -16,14 +15,19 @@ from pathlib import Path
 import xxhash
 
 from shared.arena import stretch_bytes
+from shared.errors import ModelChanged, StreamError
 from shared.gguf_index import GgufIndex
 from streamd.readers.direct import OpenFile, open_file
+from streamd.readers.engine import Engine
 from streamd.readers.probe import AUTO, choose_engine
 from streamd.readers.reader import PIECE_BYTES, Reader
 from streamd.readers.slab_read import Completion, Extent, Priority, SlabRead
+from streamd.regions import private_memory
 
 AHEAD_COUNT = 16
 WAIT_MS = 1000
+# A dead drive would fill pages with them; they are counted all the same.
+MAX_ERRORS_SHOWN = 20
 
 # linux/ioprio.h: who is a process (0: this one), and the class that reads when nobody else does
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
@@ -36,11 +40,24 @@ class FileReport:
     path: Path
     size_bytes: int
     xxh3: str = ""  # of the whole file; empty if a part of it could not be read
-    errors: list[str] = field(default_factory=list)
+    error_count: int = 0
+    errors: list[str] = field(default_factory=list)  # the first few, by byte range
+
+    def add_error(self, start: int, end: int, error: StreamError) -> None:
+        self.error_count += 1
+        if len(self.errors) < MAX_ERRORS_SHOWN:
+            self.errors.append(f"bytes {start} to {end}: {error}")
 
 
-def scrub(model: Path, progress: Callable[[int, int], None]) -> Iterator[FileReport]:
-    """Each shard's report in turn; `progress(read_bytes, all_bytes)` is called as it goes."""
+def scrub(
+    model: Path,
+    progress: Callable[[int, int], None],
+    choose: Callable[[str, int], tuple[Engine, list[str]]] = choose_engine,
+) -> Iterator[FileReport]:
+    """Each shard's report in turn; `progress(read_bytes, all_bytes)` is called as it goes.
+
+    Raises ModelChanged when a file is written to meanwhile: the rest would tell nothing.
+    """
     _be_idle()
     index = GgufIndex.open(model)
     with ExitStack() as stack:
@@ -48,11 +65,11 @@ def scrub(model: Path, progress: Callable[[int, int], None]) -> Iterator[FileRep
         for path in index.paths:
             files.append(open_file(path))
             stack.callback(files[-1].close)
-        engine, _ = choose_engine(AUTO, AHEAD_COUNT)
+        engine, _ = choose(AUTO, AHEAD_COUNT)
         reader = Reader(engine, files, AHEAD_COUNT)
         stack.callback(reader.close)
         capacity = stretch_bytes(PIECE_BYTES, reader.align_bytes)
-        memory = memoryview(mmap.mmap(-1, AHEAD_COUNT * capacity))
+        memory = memoryview(private_memory(AHEAD_COUNT * capacity))
         targets = [memory[n * capacity : (n + 1) * capacity] for n in range(AHEAD_COUNT)]
         all_bytes = sum(file.size_bytes for file in files)
         before_bytes = 0
@@ -90,13 +107,16 @@ def _read_file(
                 assert isinstance(completion.key, int)
                 landed[completion.key] = completion
         error = landed.pop(number).error
-        length = min(PIECE_BYTES, file.size_bytes - number * PIECE_BYTES)
+        start = number * PIECE_BYTES
+        end = min(start + PIECE_BYTES, file.size_bytes)
+        if isinstance(error, ModelChanged):
+            raise error
         if error is None:
-            digest.update(targets[number % len(targets)][:length])
+            digest.update(targets[number % len(targets)][: end - start])
         else:
-            report.errors.append(str(error))
-        tell(number * PIECE_BYTES + length)
-    if not report.errors:
+            report.add_error(start, end, error)
+        tell(end)
+    if not report.error_count:
         report.xxh3 = digest.hexdigest()
     return report
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from shared.errors import ClientRevoked, DaemonBusy
 from shared.residency import MAX_CLIENTS, ClientArea, TableShape
+from shared.wire import HOST_TIER
+from streamd.descriptors import check_left
 from streamd.regions import AreaRegion
 
 # Tickets start somewhere else in every daemon, so that one from an earlier daemon is not known.
@@ -16,7 +18,10 @@ _TICKET_STEP_BITS = 16
 
 @dataclass
 class Session:
-    """One attached client. `number` indexes the table's `revoked`; `ticket` is never used again."""
+    """One attached client. `number` indexes the table's `revoked`; `ticket` is never used again.
+
+    tier: whose slots it computes from.
+    """
 
     ticket: int
     number: int
@@ -24,6 +29,7 @@ class Session:
     region: AreaRegion
     area: ClientArea
     doorbell: int
+    tier: str = HOST_TIER
     revoked: bool = False
 
     def ring(self) -> None:
@@ -47,9 +53,14 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_ticket.values())
 
-    def prepare(self, pid: int) -> Session:
+    def prepare(self, pid: int, tier: str = HOST_TIER) -> Session:
         """A session with its resources, not registered yet; a StreamError if it gets none."""
-        number = next((n for n in range(MAX_CLIENTS) if n not in self._by_number), MAX_CLIENTS)
+        check_left()
+        number = next((n for n in range(MAX_CLIENTS) if n not in self._by_number), None)
+        if number is None:
+            raise DaemonBusy(
+                f"{MAX_CLIENTS} clients are attached, the most there may be", "end another client"
+            )
         region = AreaRegion(self._shape.area_bytes)
         area = ClientArea(region.memory, self._shape)
         area.initialise()
@@ -62,7 +73,7 @@ class Sessions:
                 "raise the daemon's limit on open files (ulimit -n)",
             ) from error
         self._next_ticket += 1
-        return Session(self._next_ticket, number, pid, region, area, doorbell)
+        return Session(self._next_ticket, number, pid, region, area, doorbell, tier)
 
     def add(self, session: Session) -> None:
         self._by_ticket[session.ticket] = session
@@ -84,8 +95,10 @@ class Sessions:
         return self._by_number[number]
 
     def ring(self, numbers: Iterable[int]) -> None:
+        """The sessions among the clients; the daemon's own look at the table themselves."""
         for number in numbers:
-            self._by_number[number].ring()
+            if number < MAX_CLIENTS:
+                self._by_number[number].ring()
 
     def close(self) -> None:
         for session in self:

@@ -3,15 +3,56 @@
 from typing import Any
 
 from streamd.cache import HostCache
+from streamd.gpu_tier import GpuTier
 from streamd.readers.reader import Reader
+from streamd.served_model import ServedModel
 from streamd.sessions import Sessions
 
 NO_GPU_TIER = {
-    "hits": 0, "misses": 0, "evictions": 0, "slots": 0, "slots_used": 0, "bytes": 0,
+    "hits": 0, "misses": 0, "evictions": 0, "joined_reads": 0,
+    "slots": 0, "slots_used": 0, "bytes": 0, "uploads": 0, "uploaded_bytes": 0,
 }  # fmt: skip
 
 
-def host_tier_values(cache: HostCache, arena_bytes: int) -> dict[str, int]:
+def model_values(
+    model: ServedModel, sessions: Sessions, since_last: "SinceLast", uptime_s: float
+) -> dict[str, Any]:
+    """Tiers, disk and clients; what has grown since the last asking counts as asked for now."""
+    host = tier_values(model.cache, model.plan.layout.total_bytes)
+    io = io_values(model.reader)
+    caches = [tier.cache for tier in model.tiers.values()]
+    growing = {
+        "seconds": uptime_s,
+        **{name: host[name] for name in ("hits", "misses", "evictions")},
+        **{name: io[name] for name in ("bytes_read", "reads")},
+    }
+    return {
+        "io": io,
+        "tiers": {"host": host, "gpu": gpu_tier_values(model.gpu)},
+        "resident_bytes": model.resident_region.size_bytes,
+        "clients": [values for cache in caches for values in client_values(cache, sessions)],
+        "pages": {
+            "slots": model.tier.region.page_kind,
+            "resident": model.resident_region.page_kind,
+        },
+        "revocations": sum(cache.counters.revocations for cache in caches),
+        "since_last": since_last.take(growing),
+    }
+
+
+def gpu_tier_values(gpu: GpuTier | None) -> dict[str, int | str]:
+    if gpu is None:
+        return {**NO_GPU_TIER}
+    return {
+        **tier_values(gpu.cache, gpu.arena.size_bytes),
+        "uploads": gpu.uploads.upload_count,
+        "uploaded_bytes": gpu.uploads.uploaded_bytes,
+        "resident_bytes": gpu.resident.size_bytes,
+        "device": gpu.device.name,
+    }
+
+
+def tier_values(cache: HostCache, arena_bytes: int) -> dict[str, int]:
     clients = cache.clients.values()
     counters = cache.counters
     return {
@@ -43,6 +84,7 @@ def io_values(reader: Reader) -> dict[str, Any]:
 
 
 def client_values(cache: HostCache, sessions: Sessions) -> list[dict[str, int]]:
+    """The clients of one tier; the daemon's own are none."""
     return [
         {
             "client": client.number,
@@ -53,6 +95,7 @@ def client_values(cache: HostCache, sessions: Sessions) -> list[dict[str, int]]:
             "tokens": client.area.tokens,
         }
         for client in cache.clients.values()
+        if not client.ours
     ]
 
 

@@ -1,11 +1,19 @@
 """Fixtures for all tests: the GGUF factory, the repository's model, the data shared beside it."""
 
 import importlib.util
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import gguf_factory as factory
 import pytest
+from hypothesis import settings
+
+# The machine may be busy with anything; pytest's own time limit is enough.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 PROJECT_DIR = Path(__file__).resolve().parents[1]
 
@@ -21,14 +29,40 @@ def _helper(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def gguf_factory() -> ModuleType:
-    """Small valid models to change and write: see tests/gguf_factory.py."""
-    return _helper("gguf_factory")
+    """Small valid models to change and write: see tools/gguf_factory.py."""
+    return factory
 
 
 @pytest.fixture(scope="session")
 def gguf_bytes() -> ModuleType:
     """Files built or patched byte by byte: see tests/gguf_bytes.py."""
     return _helper("gguf_bytes")
+
+
+@pytest.fixture(scope="session")
+def in_child() -> Callable[[Callable[[], object]], str]:
+    """Does something in a process of its own, whose limits may be lowered; what came of it.
+
+    That is `str` of what the action returns, or "Class: message" of what it raises.
+    """
+
+    def run(action: Callable[[], object]) -> str:
+        out, into = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                said = str(action())
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(into, said.encode())
+            os._exit(0)
+        os.close(into)
+        with os.fdopen(out) as told:
+            said = told.read()
+        os.waitpid(pid, 0)
+        return said
+
+    return run
 
 
 @pytest.fixture(scope="session")

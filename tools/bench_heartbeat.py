@@ -144,7 +144,9 @@ def main() -> None:
     if "STREAMD_RUNTIME_DIR" not in os.environ:
         os.environ["STREAMD_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="beat-")
     values = measure(options)
-    print(json.dumps(values) if options.json else "\n".join(f"{k:<20} {v}" for k, v in values.items()))
+    print(
+        json.dumps(values) if options.json else "\n".join(f"{k:<20} {v}" for k, v in values.items())
+    )
     return None
 
 

@@ -26,11 +26,13 @@ class RopeTables:
     sin: Tensor
 
     @classmethod
-    def build(cls, positions: int, rotated: int, theta: float) -> "RopeTables":
+    def build(
+        cls, positions: int, rotated: int, theta: float, device: torch.device
+    ) -> "RopeTables":
         """Angles position * theta^(-2i / rotated), computed in float64 (RoFormer, eq. 15)."""
         frequencies = theta ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
         angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
-        return cls(angles.cos().float(), angles.sin().float())
+        return cls(angles.cos().float().to(device), angles.sin().float().to(device))
 
 
 class GqaAttention:

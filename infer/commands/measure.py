@@ -28,7 +28,7 @@ def logits(arguments: argparse.Namespace, session: Session) -> int:
     taken: dict[str, list[npt.NDArray[np.generic]]] = {}
 
     def tap(name: str, values: torch.Tensor) -> None:
-        taken.setdefault(name, []).append(values.numpy().copy())
+        taken.setdefault(name, []).append(values.cpu().numpy().copy())
 
     rows = session.engine.logits(ids, tap if arguments.dump else None)
     _save(arguments.out, lambda path: np.save(path, rows))

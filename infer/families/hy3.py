@@ -62,6 +62,7 @@ def build(parts: Parts) -> Model:
         parts.context,
         index.arch_optional("rope.dimension_count", int, shape.head_dim),
         index.arch_key("rope.freq_base", float),
+        weights.device,
     )
     layers = [_layer(parts, shape, rope, number) for number in range(shape.n_layers)]
     output = weights.first("output.weight", "token_embd.weight")

@@ -11,8 +11,15 @@ from shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-def choose_kernels(bounds: KernelBounds, threads: int | None) -> Kernels:
-    """ggml's in compiled loops; where they cannot be used, torch's own operations, with a word."""
+def choose_kernels(bounds: KernelBounds, threads: int | None, device: torch.device) -> Kernels:
+    """On a GPU our own; on the CPU ggml's in compiled loops, or, with a word, torch's operations.
+
+    ConfigError where the GPU is too old.
+    """
+    if device.type == "cuda":
+        from infer.kernels.cuda.kernels import CudaKernels  # noqa: PLC0415 - needs cuda-bindings
+
+        return CudaKernels(bounds, device)
     try:
         from infer.kernels.ggml_cpu import GgmlKernels  # noqa: PLC0415 - compiles or loads loops
 

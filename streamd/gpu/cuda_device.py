@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,6 @@ from shared.cuda import (
 )
 from shared.errors import ConfigError, GpuError, StreamError
 from streamd.gpu.device import Copy
-from streamd.gpu.waiter import Waiter
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ class CudaDevice:
         self.uuid = device_uuid(driver, self._device)
         self.name = _name(driver, self._device)
         self._require_sharing()
-        self._context = call(driver, "cuDevicePrimaryCtxRetain", self._device)
-        self._enter_context()
+        call(driver, "cuCtxSetCurrent", call(driver, "cuDevicePrimaryCtxRetain", self._device))
         self.granularity_bytes = int(
             call(
                 driver,
@@ -78,12 +77,8 @@ class CudaDevice:
         )
         non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = call(driver, "cuStreamCreate", non_blocking)
-        flags = driver.CUevent_flags
-        self._event_flags = flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC
         self._idle_events: list[Any] = []
-        self._waiter = Waiter(
-            self._enter_context, lambda event: driver.cuEventSynchronize(event)[0]
-        )
+        self._in_flight: deque[tuple[int, Any]] = deque()  # (token, event), in stream order
 
     def _require_sharing(self) -> None:
         """WSL2 and drivers before 450 have no allocations that a descriptor can stand for."""
@@ -98,9 +93,6 @@ class CudaDevice:
                     " (WSL2, or an old driver)",
                     f"use Linux itself with a current driver; {WITHOUT_GPU}",
                 )
-
-    def _enter_context(self) -> None:
-        call(self._driver, "cuCtxSetCurrent", self._context)
 
     # Memory
 
@@ -135,14 +127,24 @@ class CudaDevice:
             with suppress(GpuError):  # the first error is the one to tell
                 call(driver, "cuStreamSynchronize", stream)
             raise
-        self._waiter.put(token, event)
+        self._in_flight.append((token, event))
 
     def _new_event(self) -> Any:
-        return call(self._driver, "cuEventCreate", self._event_flags)
+        without_timing = self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        return call(self._driver, "cuEventCreate", without_timing)
+
+    @property
+    def copying(self) -> bool:
+        return bool(self._in_flight)
 
     def reap(self) -> list[tuple[int, StreamError | None]]:
         ended: list[tuple[int, StreamError | None]] = []
-        for token, event, status in self._waiter.take():
+        while self._in_flight:
+            token, event = self._in_flight[0]
+            status, *_ = self._driver.cuEventQuery(event)
+            if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+                break
+            self._in_flight.popleft()
             self._idle_events.append(event)
             try:
                 check(self._driver, "a copy to the GPU", status)
@@ -157,9 +159,6 @@ class CudaDevice:
         call(self._driver, "cuMemcpyDtoHAsync", target, source, size_bytes, self._stream)
         call(self._driver, "cuStreamSynchronize", self._stream)
 
-    def fileno(self) -> int:
-        return self._waiter.fileno()
-
     def drain(self) -> None:
         with suppress(GpuError):  # after a fatal error nothing is under way any more
             call(self._driver, "cuStreamSynchronize", self._stream)
@@ -167,9 +166,6 @@ class CudaDevice:
     def close(self) -> None:
         """Errors are of no interest any more: the context goes, and all with it."""
         self.drain()
-        self._waiter.close()
-        for event in self._idle_events:
-            self._driver.cuEventDestroy(event)
         self._driver.cuStreamDestroy(self._stream)
         self._driver.cuDevicePrimaryCtxRelease(self._device)
 

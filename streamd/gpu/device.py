@@ -31,7 +31,12 @@ class GpuMemory(Protocol):
 
 
 class GpuDevice(Protocol):
-    """Used by one thread, which waits for `fileno()` and then calls `reap()`."""
+    """Used by one thread, which calls `reap` again and again while `copying`.
+
+    CUDA has no event that can be polled together with sockets. On an H200, 5 MB are known to be
+    there 122 us after `submit` by spinning, 132 us by looking every 50 us, 208 us through a thread
+    that waits in the driver, and 226 us through cuLaunchHostFunc and an eventfd: so we look.
+    """
 
     @property
     def ordinal(self) -> int: ...
@@ -77,12 +82,13 @@ class GpuDevice(Protocol):
         """Tokens whose copies have ended, in the order of `submit`, and what went wrong."""
         ...
 
-    def fileno(self) -> int:
-        """Readable when `reap` has something to return."""
+    @property
+    def copying(self) -> bool:
+        """Whether tokens have yet to come."""
         ...
 
     def drain(self) -> None:
-        """Wait for all copies; their tokens are forgotten."""
+        """Wait until no copy is under way; `reap` tells how they went."""
         ...
 
     def close(self) -> None: ...

@@ -8,15 +8,15 @@ entry in the queue, so whatever can fail comes before the entry is taken.
 
 import ctypes
 import errno
-import platform
 
 import liburing as uring
 
 from streamd.readers.engine import DEPTH_MAX, address_of, submit_prepared
-from streamd.readers.registered_buffers import RegisteredBuffers
-
-READV_FIXED_SINCE = (6, 15)
-"""IORING_OP_READV_FIXED came with Linux 6.15."""
+from streamd.readers.registered_buffers import (
+    READV_FIXED_SINCE,
+    RegisteredBuffers,
+    kernel_is_since,
+)
 
 IOVECS_MAX = 1 << 16
 """Of 1.6 MB each they cover 100 GB of slots; a kept one takes about 0.7 kB."""
@@ -98,7 +98,7 @@ class LiburingEngine:
 
 def _registered_buffers(ring_fd: int) -> RegisteredBuffers | None:
     """None where the kernel cannot read vectors into registered buffers."""
-    if tuple(int(part) for part in platform.release().split(".")[:2]) < READV_FIXED_SINCE:
+    if not kernel_is_since(READV_FIXED_SINCE):
         return None
     try:
         return RegisteredBuffers(ring_fd)

@@ -26,8 +26,9 @@ CLOSE_PATIENCE_S = 5.0
 class Reader:
     """Used by one thread, which waits for `fileno()` and then calls `poll()`; nothing here waits.
 
-    Its files may stand on different disks: `align_bytes`, the largest of their alignments, holds
-    for all of them. The engine is closed with the reader, the files stay the caller's.
+    Its files may stand on different disks: `align_bytes`, the largest of their alignments and of
+    what is asked for, holds for all of them. The engine is closed with the reader, the files stay
+    the caller's.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class Reader:
         files: list[OpenFile],
         depth: int,
         *,
+        align_bytes: int = 1,
         piece_bytes: int = PIECE_BYTES,
         queue_max_slabs: int = QUEUE_MAX_SLABS,
         controller: DepthController | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.align_bytes = max(file.align_bytes for file in files)
+        self.align_bytes = max(align_bytes, *(file.align_bytes for file in files))
         assert 0 < depth <= engine.depth
         assert piece_bytes % self.align_bytes == 0
         self.depth = depth

@@ -1,9 +1,8 @@
 """Buffers known to a ring beforehand: their pages stay pinned, so a read need not pin them anew.
 
 That is most of what a direct read into 4 KiB pages costs (docs/measurements.md). A slot's memory is
-registered when it is first read into: its pages have to come then anyway, and start-up need not
-wait until a whole arena is pinned. Pinned pages count against RLIMIT_MEMLOCK; once the kernel
-refuses one, the rest is read into as before.
+registered when it is first read into, so that start-up need not wait for a whole arena. Pinned
+pages count against RLIMIT_MEMLOCK; once the kernel refuses one, the rest is read into as before.
 
     struct io_uring_rsrc_update2: u32 offset, u32 resv | u64 data (iovec *) | u64 tags (u64 *)
                                   | u32 nr, u32 resv2
@@ -13,17 +12,28 @@ refuses one, the rest is read into as before.
 import bisect
 import ctypes
 import errno
+import os
+import platform
 import struct
+from contextlib import suppress
+from typing import Self
 
 from streamd.readers.engine import address_of
 
 # linux/io_uring.h; the package's own wrapper of the update wants a type that it does not export.
+_SYS_IO_URING_SETUP = 425
 _SYS_IO_URING_REGISTER = 427
+_REGISTER_BUFFERS = 0
+_UNREGISTER_BUFFERS = 1
 _REGISTER_BUFFERS2 = 15
 _REGISTER_BUFFERS_UPDATE = 16
 _RSRC_REGISTER_SPARSE = 1
+_SETUP_PARAMETERS_BYTES = 120  # struct io_uring_params
 MAX_BUFFERS = 1 << 14
 MAX_BUFFER_BYTES = 1 << 30
+
+READV_FIXED_SINCE = (6, 15)
+"""IORING_OP_READV_FIXED came with Linux 6.15; what is measured was measured from there on."""
 
 # Pinned memory is limited, forbidden, or of a kind that cannot be pinned: reads work all the same.
 _REFUSALS = (errno.ENOMEM, errno.EPERM, errno.EOPNOTSUPP, errno.EFAULT)
@@ -42,7 +52,7 @@ class RegisteredBuffers:
         self._refused = False
         # struct io_uring_rsrc_register: u32 nr, u32 flags | u64 resv2 | u64 data | u64 tags
         table = struct.pack("=IIQQQ", MAX_BUFFERS, _RSRC_REGISTER_SPARSE, 0, 0, 0)
-        self._register(_REGISTER_BUFFERS2, table)
+        _register(ring_fd, _REGISTER_BUFFERS2, table, len(table))
 
     def add(self, buffer: memoryview) -> bool:
         """Register a buffer, of which parts will be read into; False if it stays unregistered."""
@@ -53,7 +63,7 @@ class RegisteredBuffers:
         iovec = ctypes.create_string_buffer(struct.pack("=QQ", address, buffer.nbytes), 16)
         update = struct.pack("=IIQQII", index, 0, ctypes.addressof(iovec), 0, 1, 0)
         try:
-            self._register(_REGISTER_BUFFERS_UPDATE, update)
+            _register(self._ring_fd, _REGISTER_BUFFERS_UPDATE, update, len(update))
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
@@ -72,9 +82,43 @@ class RegisteredBuffers:
         end, index = self._entries[place]
         return index if address + size_bytes <= end else None
 
-    def _register(self, opcode: int, argument: bytes) -> None:
-        result = _libc.syscall(
-            ctypes.c_long(_SYS_IO_URING_REGISTER), self._ring_fd, opcode, argument, len(argument)
-        )
-        if result < 0:
-            raise OSError(ctypes.get_errno(), "io_uring_register failed")
+
+class OwnRing:
+    """A ring that nothing is read through, so that pinning may take its time on it.
+
+    The kernel locks a ring while it registers buffers: on the reader's, reads would wait.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def open(cls) -> Self | None:
+        """None where there is none to be had."""
+        if not kernel_is_since(READV_FIXED_SINCE):
+            return None
+        parameters = ctypes.create_string_buffer(_SETUP_PARAMETERS_BYTES)
+        fd = _libc.syscall(ctypes.c_long(_SYS_IO_URING_SETUP), 1, parameters)
+        return None if fd < 0 else cls(fd)
+
+    def pin_for_a_moment(self, buffer: memoryview) -> None:
+        """Which gives it its pages; where it is refused nothing has happened."""
+        iovec = struct.pack("=QQ", address_of(buffer), buffer.nbytes)
+        with suppress(OSError):
+            _register(self._fd, _REGISTER_BUFFERS, iovec, 1)
+            _register(self._fd, _UNREGISTER_BUFFERS, None, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def kernel_is_since(version: tuple[int, int]) -> bool:
+    major, minor = (int(part) for part in platform.release().split(".")[:2])
+    return (major, minor) >= version
+
+
+def _register(ring_fd: int, opcode: int, argument: bytes | None, count: int) -> None:
+    """`count`: bytes of a structure, or elements of an array."""
+    result = _libc.syscall(ctypes.c_long(_SYS_IO_URING_REGISTER), ring_fd, opcode, argument, count)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "io_uring_register failed")

@@ -60,7 +60,9 @@ class LocalModel:
         family = family_of(self.index)
         self.shape = family.read_shape(self.index)
         bounds = kernel_bounds(self.index, self.experts, self.shape, chunk, context)
-        weights = Weights(self.index, 1, self._resident_region(), self)
+        layout = resident_layout(resident_tensors(self.index), 1)
+        region = self._resident_region(layout)
+        weights = Weights(self.index.paths[0], layout, region, self, torch.device("cpu"))
         parts = Parts(self.index, self.experts, weights, kernels_of(bounds), self, context)
         self.model = family.build(parts)
         self.kv = KvCache(
@@ -68,8 +70,7 @@ class LocalModel:
             torch.device("cpu"),
         )
 
-    def _resident_region(self) -> int:
-        layout = resident_layout(resident_tensors(self.index), 1)
+    def _resident_region(self, layout) -> int:
         self._resident = np.zeros(layout.total_bytes, np.uint8)
         for placed in layout.tensors:
             tensor = placed.tensor

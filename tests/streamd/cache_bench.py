@@ -77,6 +77,7 @@ class CacheBench:
         self.table = ResidencyTable(bytearray(self.shape.table_bytes), self.shape)
         self.table.initialise()
         self.now_ms = 0.0
+        self.barrier_count = 0
         self.meanwhile: Callable[[], None] | None = None
         self.check = check_integrity  # after each event
         self.reads: dict[int, Grant] = {}  # by slot
@@ -84,9 +85,11 @@ class CacheBench:
             ClassSlots(sum(class_slots[:c]), count, layer_class.count(c) * n_experts, waves[c])
             for c, count in enumerate(class_slots)
         ]
-        self.cache = HostCache(
-            self.table, layer_class, classes, self.others_act, lambda: self.now_ms
-        )
+        self.cache = HostCache(self.table, layer_class, classes, self._barrier, lambda: self.now_ms)
+
+    def _barrier(self) -> None:
+        self.barrier_count += 1
+        self.others_act()
 
     def others_act(self) -> None:
         if self.meanwhile is not None:
@@ -132,6 +135,17 @@ class CacheBench:
         client.leave()
         assert min(slots) >= 0
         return slots
+
+    def press(self, client: BenchClient, experts: Iterable[int], layer: int = 1) -> None:
+        """Section after section wants another expert: what is cold and free to go has to go."""
+        for expert in experts:
+            self.now_ms += 10
+            client.enter()
+            client.look_up(layer, [expert])
+            client.fetch(layer, [expert])
+            self.step()
+            self.finish_all()
+        client.leave()
 
     def resident(self, layer: int) -> set[int]:
         return set(np.flatnonzero(self.table.host_slots[layer] >= 0).tolist())

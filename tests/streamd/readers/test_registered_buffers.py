@@ -1,15 +1,19 @@
 """Reads into memory that the ring knows beforehand, and into memory it would not take."""
 
-import errno
 import mmap
 import os
+import resource
 import select
 
 import pytest
 
+from shared import shm
+from streamd.pages import page_report
+from streamd.populate import PageFinder
+from streamd.readers import registered_buffers
 from streamd.readers.engine import address_of
 from streamd.readers.probe import make_engine, try_in_child
-from streamd.readers.registered_buffers import RegisteredBuffers
+from streamd.readers.registered_buffers import OwnRing
 
 PAGE = 4096
 
@@ -66,17 +70,87 @@ def test_ranges_are_found_by_what_they_cover(engine):
     assert table.index_of(at - PAGE, PAGE) is None
 
 
-def test_memory_that_may_not_be_pinned_is_read_into_all_the_same(engine, tmp_path, monkeypatch):
+NOBODY = 65534
+TINY_MEMLOCK_BYTES = 64 << 10
+
+
+def _become_nobody_with_little_memlock() -> None:
+    """Nobody has a user's account of pinned memory, and no right to go beyond it."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (TINY_MEMLOCK_BYTES, TINY_MEMLOCK_BYTES))
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def test_memory_that_may_not_be_pinned_is_read_into_all_the_same(engine, tmp_path, in_child):
     path = tmp_path / "data"
-    path.write_bytes(os.urandom(PAGE))
+    content = os.urandom(64 * PAGE)
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
-    def refuse(_table, _opcode, _argument):
-        raise OSError(errno.ENOMEM, "beyond RLIMIT_MEMLOCK")
+    def read_with_little_memlock() -> str:
+        _become_nobody_with_little_memlock()
+        own = make_engine("liburing", 8)
+        whole = memoryview(mmap.mmap(-1, 64 * PAGE))
+        small, large = whole[:PAGE], whole[32 * PAGE :]
+        own.register(small)
+        own.register(large)
+        assert own._registered.index_of(address_of(small), PAGE) == 0
+        assert own._registered.index_of(address_of(large), PAGE) is None, "it was pinned"
+        for buffer in (small, large):
+            assert _read(own, fd, buffer, PAGE) == [(1, buffer.nbytes)]
+            assert bytes(buffer) == content[PAGE : PAGE + buffer.nbytes]
+        return "read"
 
-    monkeypatch.setattr(RegisteredBuffers, "_register", refuse)
-    buffer = memoryview(mmap.mmap(-1, PAGE))
-    engine.register(buffer)
-    fd = os.open(path, os.O_RDONLY)
-    assert _read(engine, fd, buffer, 0) == [(1, PAGE)]
-    assert bytes(buffer) == path.read_bytes()
+    assert in_child(read_with_little_memlock) == "read"
     os.close(fd)
+
+
+def test_pages_are_found_where_nothing_may_be_pinned(engine, in_child):
+    def find() -> str:
+        _become_nobody_with_little_memlock()
+        ring = OwnRing.open()
+        memory = memoryview(mmap.mmap(-1, 64 * PAGE))
+        ring.pin_for_a_moment(memory)
+        assert bytes(memory) == bytes(64 * PAGE)
+        ring.close()
+        return "found"
+
+    assert in_child(find) == "found"
+
+
+def test_pinning_for_a_moment_leaves_pages_behind(engine):
+    ring = OwnRing.open()
+    memory = mmap.mmap(-1, 64 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    for _ in range(3):
+        ring.pin_for_a_moment(memoryview(memory)[: 32 * PAGE])
+    assert page_report(shm.address(memory)).resident_bytes >= 32 * PAGE
+    ring.close()
+    memory.close()
+
+
+def test_no_ring_to_pin_with_is_no_fault(monkeypatch):
+    monkeypatch.setattr(registered_buffers, "kernel_is_since", lambda version: False)
+    assert OwnRing.open() is None
+    memory = mmap.mmap(-1, 4 * PAGE)
+    find_pages = PageFinder()
+    find_pages(memoryview(memory))
+    find_pages.close()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("release", "since"),
+    [
+        ("6.15.0-rc1", True),
+        ("6.18.44-fc", True),
+        ("7.0.1", True),
+        ("6.14.11", False),
+        ("5.10.0", False),
+    ],
+)
+def test_versions_of_the_kernel_are_compared_by_number(release, since, monkeypatch):
+    monkeypatch.setattr(registered_buffers.platform, "release", lambda: release)
+    assert registered_buffers.kernel_is_since((6, 15)) is since

@@ -1,8 +1,8 @@
-"""Small GGUF files for tests, sound ones and ones broken on purpose.
+"""GGUF files with random weights: small ones for tests, of real widths for benchmarks.
 
 `hy3_model(...)` gives a TinyModel, two dictionaries: delete, add or replace entries, then `write`.
-Everything is written by the gguf package, never by the code under test; gguf_bytes.py makes and
-damages files in ways it would not.
+Everything is written by the gguf package, never by the code under test; tests/gguf_bytes.py makes
+and damages files in ways it would not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class TinyModel:
         writer = gguf.GGUFWriter(path, self.architecture, split_max_tensors=shard_tensors)
         writer.add_custom_alignment(alignment)
         for key, value in self.metadata.items():
-            _add_value(writer, key, value)
+            add_value(writer, key, value)
         for name, tensor in self.tensors.items():
             row_bytes = tensor.data.shape[-1]
             data = tensor.data.reshape(*tensor.shape[:0:-1], row_bytes)
@@ -128,7 +128,7 @@ class TinyModel:
         return path.with_name(f"{path.stem}-00001-of-{shard_count:05}.gguf")
 
 
-def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

@@ -1,0 +1,110 @@
+"""Pages for memory that is read into for the first time, found by a thread.
+
+The kernel has to find and clear them: 0.1 to 2 ms a MB. On the main loop, be it in a line of ours
+or inside io_uring_enter, everybody would wait for that. The calls here wait without the GIL.
+
+Pages are had by pinning them for a moment, where that can be done: the kernel takes those from
+blocks that it fragments less, so that neighbours lie side by side in memory, and a read into pages
+of 4 KiB is cut into fewer pieces on its way to the drive (docs/measurements.md).
+"""
+
+import ctypes
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from streamd.readers.engine import address_of
+from streamd.readers.registered_buffers import OwnRing
+
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def populate(buffer: memoryview) -> None:
+    """Have pages under all of `buffer`, whose bytes nobody needs. OSError where there are none."""
+    address = address_of(buffer)
+    start = address // _PAGE_BYTES * _PAGE_BYTES
+    size_bytes = address + buffer.nbytes - start
+    if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes), _MADV_POPULATE_WRITE):
+        number = ctypes.get_errno()
+        if number != errno.EINVAL:
+            raise OSError(number, os.strerror(number))
+        _libc.memset(ctypes.c_void_p(address), 0, ctypes.c_size_t(buffer.nbytes))
+
+
+class PageFinder:
+    """Finds pages by pinning them where that works, and without where it does not."""
+
+    def __init__(self) -> None:
+        self._ring = OwnRing.open()
+
+    def __call__(self, buffer: memoryview) -> None:
+        if self._ring is not None:
+            self._ring.pin_for_a_moment(buffer)
+        populate(buffer)  # has nothing left to do if that has gone well
+
+    def close(self) -> None:
+        if self._ring is not None:
+            self._ring.close()
+
+
+class Populator:
+    """Used by one thread, which waits for `fileno()` and then takes what has `ended`.
+
+    find: has pages under a buffer, or raises OSError; called in a thread of its own.
+    """
+
+    def __init__(self, find: Callable[[memoryview], None]) -> None:
+        self._find = find
+        self._jobs: SimpleQueue[tuple[Hashable, memoryview] | None] = SimpleQueue()
+        self._ended: deque[tuple[Hashable, OSError | None]] = deque()
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._work, name="populate", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._doorbell
+
+    def submit(self, key: Hashable, buffer: memoryview) -> None:
+        """Exactly one entry of a later `ended` has this key."""
+        self._jobs.put((key, buffer))
+
+    def ended(self) -> list[tuple[Hashable, OSError | None]]:
+        """Key and fault of each buffer that is done with since."""
+        # The bell is silenced before the results are taken: one that ends in between rings again.
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._doorbell)
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def close(self) -> None:
+        """Forget what waits, and let the buffer at hand be finished."""
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
+        self._jobs.put(None)
+        self._thread.join()
+        os.close(self._doorbell)
+
+    def _work(self) -> None:
+        while self._serve(self._jobs.get()):
+            pass
+
+    def _serve(self, job: tuple[Hashable, memoryview] | None) -> bool:
+        # A function of its own, so that an idle thread holds on to no buffer.
+        if job is None:
+            return False
+        key, buffer = job
+        fault = None
+        try:
+            self._find(buffer)
+        except OSError as error:
+            fault = error
+        self._ended.append((key, fault))
+        os.eventfd_write(self._doorbell, 1)
+        return True

@@ -1,0 +1,167 @@
+"""The regions that hits are served from: two views of one memory see the same, at no cost."""
+
+import mmap
+import timeit
+
+import numpy as np
+import pytest
+
+from shared.errors import ProtocolMismatch
+from shared.residency import (
+    MAX_CLIENTS,
+    NONE_EPOCH,
+    NOT_RESIDENT,
+    ClientArea,
+    ResidencyTable,
+    TableShape,
+)
+
+SHAPE = TableShape(3, 40)
+LOOKUP_MICROSECONDS_MAX = 5
+
+
+@pytest.fixture
+def memory():
+    return bytearray(SHAPE.table_bytes)
+
+
+@pytest.fixture
+def table(memory):
+    table = ResidencyTable(memory, SHAPE)
+    table.initialise()
+    return table
+
+
+@pytest.fixture
+def area():
+    area = ClientArea(bytearray(SHAPE.area_bytes), SHAPE)
+    area.initialise()
+    return area
+
+
+def test_a_new_table_is_empty(table):
+    assert table.epoch == 1
+    assert (table.host_slots == NOT_RESIDENT).all()
+    assert (table.gpu_slots == NOT_RESIDENT).all()
+    assert table.host_slots.shape == table.gpu_slots.shape == (3, 40)
+    assert table.revoked.shape == (MAX_CLIENTS,)
+    assert not table.revoked.any()
+
+
+def test_a_second_view_sees_what_the_first_writes(table, memory):
+    theirs = ResidencyTable(memory, SHAPE)
+    theirs.check_header()
+    table.epoch += 41
+    table.host_slots[2, 39] = 7
+    table.gpu_slots[0, 0] = 9
+    table.revoked[MAX_CLIENTS - 1] = 1
+    assert theirs.epoch == 42
+    assert theirs.host_slots[2, 39] == 7
+    assert theirs.gpu_slots[0, 0] == 9
+    assert theirs.revoked.tolist() == [0] * (MAX_CLIENTS - 1) + [1]
+    assert np.count_nonzero(theirs.host_slots != NOT_RESIDENT) == 1, "no field covers another"
+
+
+def test_a_read_only_mapping_will_do_for_a_client(memory, table):
+    table.host_slots[1, 5] = 3
+    with mmap.mmap(-1, SHAPE.table_bytes) as region:
+        region[:] = bytes(memory)
+        theirs = ResidencyTable(memoryview(region).toreadonly(), SHAPE)
+        assert theirs.host_slots[1].tolist()[5] == 3
+        with pytest.raises(ValueError, match="read-only"):
+            theirs.host_slots[1, 5] = 4
+        del theirs
+
+
+@pytest.mark.parametrize("byte_offset", [0, 8, 16, 24])
+def test_another_layout_is_refused(table, memory, byte_offset):
+    table.check_header()
+    memory[byte_offset] ^= 1
+    with pytest.raises(ProtocolMismatch, match="another layout") as refusal:
+        table.check_header()
+    assert "restart the daemon" in refusal.value.remedy
+
+
+def test_of_another_model(table, memory):
+    with pytest.raises(ProtocolMismatch):
+        ResidencyTable(memory, TableShape(40, 3)).check_header()
+
+
+def test_a_new_area_reads_nothing(area):
+    assert area.published == NONE_EPOCH
+    assert area.section == area.hits == area.misses == area.fetches == area.tokens == 0
+    assert area.uses.shape == (3, 40)
+    assert not area.uses.any()
+
+
+def test_sections_are_numbered_and_publish_the_epoch(area, table):
+    assert area.enter(table) == area.section == 1
+    assert area.published == 1
+    table.epoch = 5
+    assert area.published == 1, "until the section ends"
+    assert area.enter(table) == 2
+    assert area.published == 5
+    area.leave()
+    assert area.published == NONE_EPOCH
+    assert area.section == 2
+
+
+class MovingTable:
+    """Its epoch moves on by itself, as often as it is told to."""
+
+    def __init__(self, *epochs):
+        self._epochs = list(epochs)
+        self.reads = 0
+
+    @property
+    def epoch(self):
+        self.reads += 1
+        return self._epochs.pop(0) if len(self._epochs) > 1 else self._epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "reads", "published"),
+    [([4], 2, 4), ([4, 5], 3, 5), ([4, 5, 6, 6], 4, 6), ([4, 4, 9], 2, 4)],
+)
+def test_entering_goes_on_until_the_epoch_has_not_moved(area, epochs, reads, published):
+    table = MovingTable(*epochs)
+    area.enter(table)
+    assert (table.reads, area.published) == (reads, published)
+
+
+def test_the_section_is_there_before_its_epoch(area, table):
+    """Whoever sees the new epoch must not take it for one of the section before."""
+
+    class Watched(MovingTable):
+        @property
+        def epoch(self):
+            seen.append((area.section, area.published))
+            return super().epoch
+
+    seen = []
+    area.enter(Watched(8))
+    assert seen == [(1, NONE_EPOCH), (1, 8)]
+
+
+def test_counters_do_not_touch_each_other(area, table):
+    area.enter(table)
+    area.count_lookups(7, 2)
+    area.count_lookups(1, 0)
+    area.count_fetch()
+    area.count_tokens(30)
+    area.uses[0, 0] += np.uint32(1)
+    assert (area.hits, area.misses, area.fetches, area.tokens) == (8, 2, 1, 30)
+    assert (area.published, area.section, int(area.uses.sum())) == (1, 1, 1)
+
+
+def test_looking_up_a_layers_experts_is_a_plain_look_into_memory(table):
+    experts = np.array([3, 1, 39, 0, 17, 22, 8, 30])
+    table.host_slots[1, experts] = np.arange(8)
+    row = table.host_slots[1]
+    assert row[experts].tolist() == list(range(8))
+
+    def all_resident():
+        return (row[experts] >= 0).all()
+
+    seconds = min(timeit.repeat(all_resident, repeat=20, number=500)) / 500
+    assert seconds * 1e6 < LOOKUP_MICROSECONDS_MAX

@@ -1,0 +1,419 @@
+"""Check and time the CUDA kernels at the shapes of Hy3 and GLM-5.2.
+
+    python tools/bench_cuda.py [--out results.json] [--only products,experts,...]
+
+Weights are random valid blocks. Every timed product is first compared with float64 on gguf's
+dequantised weights. Times are medians of graph replays; each replay goes through more distinct
+weights than four times the L2 holds, so bytes come from device memory. Bandwidth is compared with a
+large device-to-device copy, counting bytes read and written.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from infer.kernels import reference
+from infer.kernels.cuda import experts as cuda_experts
+from infer.kernels.cuda import linear as cuda_linear
+from infer.kernels.cuda.formats import FORMATS, is_float
+from infer.kernels.cuda.kernels import CudaKernels
+from infer.kernels.interface import ExpertBatch, ExpertFormat
+from infer.kernels.quant_matrix import QuantMatrix
+from infer.kernels.scratch import KernelBounds
+from shared.quants import GEOMETRY, TensorType, row_bytes
+
+TOP_K = 8
+BOUNDS = KernelBounds(
+    tokens=512,
+    columns=16384,
+    expert_columns=2048,
+    pairs=512 * TOP_K,
+    experts=256,
+    heads=64,
+    head_dim=128,
+    context=65536,
+)
+WORKING_SET_BYTES = 260e6
+EXPERT_FORMATS = (
+    ("IQ2_XXS", "IQ2_XXS", "Q2_K"),
+    ("IQ2_XXS", "IQ2_XXS", "IQ2_XXS"),
+    ("Q2_K", "Q2_K", "Q2_K"),
+    ("IQ3_XXS", "IQ3_XXS", "IQ3_XXS"),
+    ("Q4_K", "Q4_K", "Q4_K"),
+    ("Q4_K", "Q4_K", "Q6_K"),
+    ("Q8_0", "Q8_0", "Q8_0"),
+)
+MODELS = {"Hy3": (4096, 1536), "GLM-5.2": (6144, 2048)}
+
+Result = dict[str, object]
+
+
+def sound_blocks(kind: TensorType) -> np.ndarray:
+    """64 random blocks with finite weights of about the same size."""
+    rng = np.random.default_rng(kind)
+    found = np.empty((0, row_bytes(kind, GEOMETRY[kind].block_weights)), np.uint8)
+    while len(found) < 64:
+        noise = rng.integers(0, 256, (4000, found.shape[1]), dtype=np.uint8)
+        with np.errstate(all="ignore"):
+            weights = gguf.quants.dequantize(noise, GGMLQuantizationType(kind)).reshape(4000, -1)
+            size = np.sqrt((weights.astype(np.float64) ** 2).mean(1))
+        found = np.concatenate((found, noise[(size > 0.3) & (size < 3)]))
+    return found
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.kernels = CudaKernels(BOUNDS)
+        self.results: list[Result] = []
+        self.copy_rate = self._copy_rate()
+        self._blocks: dict[str, Tensor] = {}
+
+    def matrix(self, name: str, rows: int, columns: int) -> QuantMatrix:
+        """Random blocks in random order, so no two matrices are alike."""
+        kind = TensorType[name]
+        if name not in self._blocks:
+            self._blocks[name] = torch.from_numpy(sound_blocks(kind)).cuda()
+        blocks = self._blocks[name]
+        count = rows * columns // GEOMETRY[kind].block_weights
+        data = blocks[torch.randint(len(blocks), (count,), device="cuda")]
+        return QuantMatrix(kind, rows, columns, data.data_ptr(), data)
+
+    def report(
+        self, what: str, error: float | None, limit: float, us: float, **more: object
+    ) -> None:
+        """One line, and an entry of the results; a result beyond its limit ends the run."""
+        line = {"what": what, "us": round(us, 2), **more}
+        if error is not None:
+            line["error"] = f"{error:.1e}"
+        self.results.append(line)
+        shown = "  ".join(f"{key} {value}" for key, value in line.items() if key != "what")
+        print(f"{what:42} {shown}", flush=True)
+        if error is not None and not error < limit:
+            sys.exit(f"{what}: the error {error} is not below {limit}")
+
+    def rates(self, us: float, weights: float, size_bytes: float) -> dict[str, object]:
+        rate = size_bytes / us * 1e6
+        return {
+            "Gweights/s": round(weights / us / 1e3),
+            "GB/s": round(rate / 1e9),
+            "share": f"{rate / self.copy_rate:.0%}",
+        }
+
+    def _copy_rate(self) -> float:
+        source = torch.randn(2**29, device="cuda")
+        target = torch.empty_like(source)
+        times = []
+        for _ in range(8):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+        rate = 2 * source.nbytes / float(np.median(times[1:]))
+        print(f"copy {rate / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
+        return rate
+
+
+def timed(work: Callable[[], object], calls: int, replays: int = 7) -> float:
+    """Microseconds for one of `calls` calls that `work` makes: the median replay of a graph."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(np.median(times)) * 1e3 / calls
+
+
+def dense(matrix: QuantMatrix) -> Tensor:
+    """float64 on the device, dequantised by gguf on the CPU."""
+    data = matrix.keepalive.cpu().numpy()
+    return (
+        reference.dequantize(QuantMatrix.over(matrix.type_id, matrix.columns, data)).cuda().double()
+    )
+
+
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    return ((result.double() - expected).norm() / expected.norm()).item()
+
+
+def limit(name: str, exact: bool = False) -> float:
+    return 1e-5 if exact or is_float(TensorType[name]) else 0.01
+
+
+def bench_products(bench: Bench) -> None:
+    """Every type at the experts' gate: eight matrices 1536 x 4096 in one launch."""
+    for name in FORMATS:
+        _products(bench, name, 1536, 4096, 8, (1,))
+    for shape in (("Q8_0", 8192, 4096), ("Q4_K", 8192, 4096), ("Q6_K", 8192, 4096)):
+        _products(bench, *shape, 1, (1, 2, 4, 8))
+    _products(bench, "F32", 192, 4096, 1, (1,))
+    _products(bench, "Q6_K", 120832, 4096, 1, (1,))
+
+
+def _products(
+    bench: Bench, name: str, rows: int, columns: int, members: int, counts: tuple[int, ...]
+) -> None:
+    size_bytes = members * rows * row_bytes(TensorType[name], columns)
+    sets = max(2, min(200, int(WORKING_SET_BYTES / size_bytes) + 1))
+    matrices = [[bench.matrix(name, rows, columns) for _ in range(members)] for _ in range(sets)]
+    groups = [bench.kernels.group(each) for each in matrices]
+    expected = dense(matrices[-1][-1]) if rows < 20000 else None
+    for count in counts:
+        x = torch.randn(count, columns, device="cuda")
+        out = [torch.empty(count, rows, device="cuda") for _ in range(members)]
+
+        def work(x: Tensor = x, out: list[Tensor] = out) -> None:
+            for group in groups:
+                bench.kernels.linear(x, group, out=out)
+
+        us = timed(work, sets)
+        error = None if expected is None else relative_error(out[-1], x.double() @ expected.T)
+        rates = bench.rates(us, members * rows * columns, size_bytes)
+        what = f"{name} {members} x {rows} x {columns}, n={count}"
+        bench.report(what, error, limit(name), us, **rates)
+    if counts == (1,) and members == 8:
+        exact = bench.kernels.linear(x, groups[-1], exact=True)[-1]
+        error = relative_error(exact, x.double() @ expected.T)
+        assert error < limit(name, exact=True), f"{name} exact: {error}"
+
+
+class ExpertSets:
+    """Enough experts of one format that a pass over them exceeds the caches."""
+
+    def __init__(self, bench: Bench, names: tuple[str, str, str], d_model: int, d_ff: int) -> None:
+        kinds = [TensorType[name] for name in names]
+        self.format = ExpertFormat(*map(int, kinds), d_model, d_ff)
+        shapes = ((d_ff, d_model), (d_ff, d_model), (d_model, d_ff))
+        self.part_bytes = [
+            rows * row_bytes(kind, columns)
+            for kind, (rows, columns) in zip(kinds, shapes, strict=True)
+        ]
+        count = max(16, int(WORKING_SET_BYTES / sum(self.part_bytes)) + TOP_K)
+        self.sets = count // TOP_K
+        self.parts = [
+            [bench.matrix(name, *shape) for _ in range(self.sets * TOP_K)]
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        rows = [[matrix.address for matrix in part] for part in self.parts]
+        table = torch.tensor(rows, dtype=torch.int64, device="cuda")
+        self.addresses = list(table.view(3, self.sets, TOP_K).transpose(0, 1).contiguous())
+
+    def expected(self, x: Tensor, expert: int) -> Tensor:
+        return reference.swiglu(x.double(), *(dense(part[expert]) for part in self.parts))
+
+
+def bench_experts(bench: Bench) -> None:
+    """One token's eight experts at addresses in device memory, whole and in halves."""
+    for model, (d_model, d_ff) in MODELS.items():
+        for names in EXPERT_FORMATS:
+            _experts(bench, model, names, d_model, d_ff)
+
+
+def _experts(
+    bench: Bench, model: str, names: tuple[str, str, str], d_model: int, d_ff: int
+) -> None:
+    experts = ExpertSets(bench, names, d_model, d_ff)
+    x = torch.randn(1, d_model, device="cuda")
+    out = torch.empty(1, TOP_K, d_model, device="cuda")
+    gate, up, down = experts.part_bytes
+    weights = TOP_K * d_model * d_ff
+
+    def run(addresses: list[Tensor]) -> float:
+        def work() -> None:
+            for each in addresses:
+                bench.kernels.experts_at(x, experts.format, each, out)
+
+        return timed(work, len(addresses))
+
+    without_down, without_gate = (
+        [each.clone() for each in experts.addresses],
+        [each.clone() for each in experts.addresses],
+    )
+    for each in without_down:
+        each[2] = 0
+    for each in without_gate:
+        each[:2] = 0
+    title = f"{model} {'/'.join(names)}"
+    us = run(without_down)
+    bench.report(
+        f"{title} gate+up", None, 0, us, **bench.rates(us, 2 * weights, TOP_K * (gate + up))
+    )
+    us = run(without_gate)
+    bench.report(f"{title} down", None, 0, us, **bench.rates(us, weights, TOP_K * down))
+    us = run(experts.addresses)
+    last = len(experts.addresses) * TOP_K - 1
+    error = relative_error(out[0, -1], experts.expected(x, last)[0])
+    rates = bench.rates(us, 3 * weights, TOP_K * (gate + up + down))
+    bench.report(f"{title} all", error, 0.03, us, **rates)
+
+
+def _routed(count: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pairs sorted by expert, starts) of a uniform routing of `count` tokens."""
+    rng = np.random.default_rng(1)
+    choice = np.stack([rng.permutation(experts)[:TOP_K] for _ in range(count)]).reshape(-1)
+    pairs = np.argsort(choice, kind="stable").astype(np.int32)
+    starts = np.searchsorted(choice[pairs], np.arange(experts + 1)).astype(np.int32)
+    return pairs, starts
+
+
+def bench_prefill(bench: Bench) -> None:
+    """Experts with many tokens: decoded for every 8 pairs, or dequantised for the tensor cores."""
+    d_model, d_ff = MODELS["Hy3"]
+    for names in (("IQ2_XXS", "IQ2_XXS", "Q2_K"), ("Q4_K", "Q4_K", "Q4_K")):
+        sets = ExpertSets(bench, names, d_model, d_ff)
+        addresses = np.stack([[m.address for m in part] for part in sets.parts])
+        experts = min(48, addresses.shape[1])
+        for count in (16, 64, 128, 256, 512):
+            pairs, starts = _routed(count, experts)
+            batch = ExpertBatch(sets.format, pairs, starts, *addresses[:, :experts])
+            x = torch.randn(count, d_model, device="cuda")
+            out = torch.empty(count, TOP_K, d_model, device="cuda")
+            for path, threshold in (("tiles", 10**9), ("dense", 0)):
+                cuda_experts.DENSE_PAIRS = threshold
+                us = _wall(lambda x=x, b=batch, o=out: bench.kernels.experts(x, b, o))
+                expert = int(np.searchsorted(starts, 0, "right")) - 1
+                token, rank = divmod(int(pairs[0]), TOP_K)
+                expected = sets.expected(x[token : token + 1], expert)[0]
+                error = relative_error(out[token, rank], expected)
+                what = f"{'/'.join(names)} {path}, {count * TOP_K / experts:.0f} pairs an expert"
+                bench.report(what, error, 0.03, us, **{"us an expert": round(us / experts, 1)})
+
+
+def bench_tokens(bench: Bench) -> None:
+    """A resident matrix with many tokens, both ways."""
+    matrix = bench.matrix("Q8_0", 8192, 4096)
+    group, weights = bench.kernels.group([matrix]), dense(matrix)
+    for count in (16, 32, 64, 128, 256, 512):
+        x = torch.randn(count, 4096, device="cuda")
+        out = [torch.empty(count, 8192, device="cuda")]
+        for path, threshold in (("tiles", 10**9), ("dense", 0)):
+            cuda_linear.DENSE_TOKENS = threshold
+            us = _wall(lambda x=x, o=out: bench.kernels.linear(x, group, out=o))
+            error = relative_error(out[0], x.double() @ weights.T)
+            bench.report(f"Q8_0 8192 x 4096 {path}, n={count}", error, 0.01, us)
+
+
+def _wall(work: Callable[[], object], repeats: int = 5) -> float:
+    """Microseconds of a call that a graph cannot hold, host included."""
+    work()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return float(np.median(times)) * 1e6
+
+
+def bench_attention(bench: Bench) -> None:
+    heads, kv_heads, head_dim = 64, 8, 128
+    scale = head_dim**-0.5
+    for context in (1024, 8192, 65536):
+        size_bytes = 2 * 2 * context * kv_heads * head_dim
+        caches = [
+            torch.randn(2, context, kv_heads, head_dim, device="cuda").to(torch.bfloat16)
+            for _ in range(max(2, int(WORKING_SET_BYTES / size_bytes) + 1))
+        ]
+        q = torch.randn(1, heads, head_dim, device="cuda")
+
+        def own(caches: list[Tensor] = caches, q: Tensor = q, context: int = context) -> Tensor:
+            for keys, values in caches:
+                result = bench.kernels.attention(q, keys, values, context - 1, scale)
+            return result
+
+        def theirs(caches: list[Tensor] = caches, q: Tensor = q) -> Tensor:
+            query = q.to(torch.bfloat16).transpose(0, 1)[None]
+            for cache in caches:
+                keys, values = cache.transpose(1, 2)[:, None]
+                result = scaled_dot_product_attention(
+                    query, keys, values, scale=scale, enable_gqa=True
+                )
+            return result
+
+        keys, values = caches[-1].double()
+        expected = reference.attention(q.double(), keys, values, context - 1, scale)
+        for who, work in (("own", own), ("torch", theirs)):
+            us = timed(work, len(caches))
+            error = relative_error(work().reshape(1, heads, head_dim), expected)
+            rates = bench.rates(us, 0, size_bytes)
+            rates.pop("Gweights/s")
+            bench.report(f"attention {who}, context {context}", error, 0.01, us, **rates)
+    for start in (0, 7680):
+        q = torch.randn(512, heads, head_dim, device="cuda")
+        cache = torch.randn(2, 8192, kv_heads, head_dim, device="cuda").to(torch.bfloat16)
+        us = _wall(lambda q=q, c=cache, s=start: bench.kernels.attention(q, *c, s, scale))
+        bench.report(f"attention, 512 tokens at {start}", None, 0, us)
+
+
+def bench_rows(bench: Bench) -> None:
+    """The small kernels: a graph of 50 each, so the time between kernels is in."""
+    kernels = bench.kernels
+    x, weight = torch.randn(1, 4096, device="cuda"), torch.randn(4096, device="cuda")
+    q, norm = torch.randn(1, 64, 128, device="cuda"), torch.randn(128, device="cuda")
+    tables = torch.randn(2, 1024, 64, device="cuda")
+    logits, bias = torch.randn(1, 192, device="cuda"), torch.randn(192, device="cuda")
+    rows, shares = torch.randn(1, 8, 4096, device="cuda"), torch.rand(1, 8, device="cuda")
+    parts = {
+        "rms_norm 4096": lambda: kernels.rms_norm(x, weight, 1e-5, out=x),
+        "rms_norm 64 x 128": lambda: kernels.rms_norm(q, norm, 1e-5, out=q),
+        "rope 64 x 128": lambda: kernels.rope(q, *tables, 7),
+        "route 192, top 8": lambda: kernels.route_sigmoid(logits, bias, TOP_K, 1.0),
+        "weighted sum 8 x 4096": lambda: kernels.weighted_sum(rows, shares, x),
+    }
+    for what, work in parts.items():
+        us = timed(lambda work=work: [work() for _ in range(50)], 50)
+        begin = time.perf_counter()
+        for _ in range(1000):
+            work()
+        host_us = (time.perf_counter() - begin) * 1e3
+        torch.cuda.synchronize()
+        bench.report(what, None, 0, us, **{"host us a launch": round(host_us, 1)})
+
+
+PARTS = {
+    "products": bench_products,
+    "experts": bench_experts,
+    "prefill": bench_prefill,
+    "tokens": bench_tokens,
+    "attention": bench_attention,
+    "rows": bench_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--out", type=Path, help="write the results as JSON")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between")
+    arguments = parser.parse_args()
+    bench = Bench()
+    with torch.inference_mode():
+        for name in arguments.only.split(","):
+            PARTS[name](bench)
+    if arguments.out:
+        copy = {"copy_gb_s": bench.copy_rate / 1e9, "results": bench.results}
+        arguments.out.write_text(json.dumps(copy, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""A model of Hy3's real widths with random weights, any number of layers and any quant mix.
+
+    python tools/make_synthetic.py --out /tmp/hy3-16.gguf --layers 16
+
+Its blocks are valid and its activations stay finite, but it says nothing. Routing is skewed as real
+routing is: each layer's router has a bias by which its experts are chosen about as unevenly as
+Zipf's law says (--skew 0: evenly, which no real model is). Layers are written one at a time.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf_factory import TinyTensor, add_value, float_tensor, hy3_model
+
+REAL_WIDTHS = {
+    "width": 4096,
+    "expert_width": 1536,
+    "dense_width": 13312,
+    "heads": 64,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "n_experts": 192,
+    "top_k": 8,
+    "vocab_count": 32768,  # of 120,832: the embedding is not what is measured
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.gguf")
+    parser.add_argument("--layers", type=int, default=16, help="the first one is dense")
+    parser.add_argument("--experts", default="IQ2_XXS,IQ2_XXS,Q2_K", metavar="GATE,UP,DOWN")
+    parser.add_argument("--resident", default="Q8_0", metavar="TYPE")
+    parser.add_argument("--skew", type=float, default=0.7, help="Zipf exponent of popularity")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    started_s = time.monotonic()
+    total_bytes = write_model(arguments)
+    print(f"{arguments.out}: {total_bytes / 1e9:.2f} GB in {time.monotonic() - started_s:.0f} s")
+
+
+def write_model(arguments: argparse.Namespace) -> int:
+    """A layer is made, written and forgotten, so that memory holds one."""
+    types = tuple(Type[name] for name in arguments.experts.split(","))
+    knobs = {**REAL_WIDTHS, "expert_types": types, "resident_type": Type[arguments.resident]}
+    rng = np.random.default_rng(arguments.seed)
+    # Two layers have all shapes there are: one dense, one with experts.
+    pattern = hy3_model(**knobs, n_layers=2, seed=arguments.seed)
+    metadata = pattern.metadata | {"hy_v3.block_count": arguments.layers}
+    metadata["hy_v3.context_length"] = 131072
+    names = _names(pattern.tensors, arguments.layers)
+    writer = gguf.GGUFWriter(arguments.out, "hy_v3")
+    for key, value in metadata.items():
+        add_value(writer, key, value)
+    for name, source in names:
+        tensor = pattern.tensors[source]
+        shape = (*tensor.shape[:0:-1], tensor.data.shape[-1])
+        writer.add_tensor_info(
+            name, shape, np.dtype(np.uint8), tensor.data.nbytes, raw_dtype=Type(tensor.type_id)
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, source in names:
+        writer.write_tensor_data(_data(rng, name, pattern.tensors[source], arguments.skew))
+        if sys.stderr.isatty():
+            print(f"\r{name:<40}", end="", file=sys.stderr)
+    writer.close()
+    return arguments.out.stat().st_size
+
+
+def _names(tensors: dict[str, TinyTensor], n_layers: int) -> list[tuple[str, str]]:
+    """(name, tensor of the pattern that it is like) of every tensor, in file order."""
+    names = [(name, name) for name in tensors if not name.startswith("blk.")]
+    for layer in range(n_layers):
+        like = "blk.0." if layer == 0 else "blk.1."
+        own = f"blk.{layer}."
+        names += [
+            (own + name.removeprefix(like), name) for name in tensors if name.startswith(like)
+        ]
+    return names
+
+
+def _data(rng: np.random.Generator, name: str, tensor: TinyTensor, skew: float) -> np.ndarray:
+    """The pattern's blocks in another order for every layer: as random, and made in a moment."""
+    if "exp_probs_b" in name:
+        ranks = rng.permutation(tensor.shape[0]) + 1.0
+        # Added to sigmoid's values, which spread by about 0.2 here.
+        bias = 0.2 * (ranks**-skew - np.mean(ranks**-skew)) if skew else np.zeros(len(ranks))
+        return float_tensor(bias).data
+    if "norm" in name or tensor.data.ndim != 2 or tensor.data.shape[0] < 2:
+        return tensor.data
+    return np.roll(tensor.data, int(rng.integers(1, tensor.data.shape[0])), axis=0)
+
+
+if __name__ == "__main__":
+    main()
