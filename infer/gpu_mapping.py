@@ -18,17 +18,17 @@ def map_gpu_tier(attached: Attached, arena_fd: int, resident_fd: int) -> TierMem
     or the driver refuses.
     """
     driver = load_driver()
-    ordinal = _ordinal_of(driver, attached)
+    ordinal = ordinal_of(driver, attached)
     device = call(driver, "cuDeviceGet", ordinal)
     call(driver, "cuCtxSetCurrent", call(driver, "cuDevicePrimaryCtxRetain", device))
-    arena = _import(driver, ordinal, arena_fd, attached.arena_bytes)
-    resident = _import(driver, ordinal, resident_fd, attached.resident_bytes)
+    arena = import_memory(driver, ordinal, arena_fd, attached.arena_bytes)
+    resident = import_memory(driver, ordinal, resident_fd, attached.resident_bytes)
     if arena.writable:
         log.info("this driver maps the daemon's GPU memory for writing too")
     return TierMemory(f"cuda:{ordinal}", True, arena.address, resident.address, (arena, resident))
 
 
-def _ordinal_of(driver: Any, attached: Attached) -> int:
+def ordinal_of(driver: Any, attached: Attached) -> int:
     """What this process calls the daemon's device."""
     for ordinal in range(call(driver, "cuDeviceGetCount")):
         if device_uuid(driver, call(driver, "cuDeviceGet", ordinal)) == attached.device_uuid:
@@ -39,6 +39,7 @@ def _ordinal_of(driver: Any, attached: Attached) -> int:
     )
 
 
-def _import(driver: Any, ordinal: int, fd: int, size_bytes: int) -> MappedMemory:
+def import_memory(driver: Any, ordinal: int, fd: int, size_bytes: int) -> MappedMemory:
+    """Map the allocation behind `fd`, which stays the caller's, in the current context."""
     handle = call(driver, "cuMemImportFromShareableHandle", fd, fd_handle_type(driver))
     return MappedMemory(driver, ordinal, handle, size_bytes, writable=False)

@@ -38,6 +38,7 @@ def open_gpu(
     """
     if wanted is False:
         return None
+    device = None
     try:
         device = open_device(ordinal)
         try:
@@ -55,7 +56,8 @@ def open_gpu(
     except StreamError as error:
         if wanted:
             raise
-        log.info("no GPU tier: %s", error)
+        # A machine without a GPU need not hear of it at every start.
+        log.log(logging.DEBUG if device is None else logging.INFO, "no GPU tier: %s", error)
         return None
     return device, plan
 

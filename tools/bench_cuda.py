@@ -371,11 +371,17 @@ def bench_rows(bench: Bench) -> None:
     kernels = bench.kernels
     x, weight = torch.randn(1, 4096, device="cuda"), torch.randn(4096, device="cuda")
     q, norm = torch.randn(1, 64, 128, device="cuda"), torch.randn(128, device="cuda")
+    k = torch.randn(1, 8, 128, device="cuda")
+    cache = torch.zeros(16, 8, 128, dtype=torch.bfloat16, device="cuda")
     tables = torch.randn(2, 1024, 64, device="cuda")
     logits, bias = torch.randn(1, 192, device="cuda"), torch.randn(192, device="cuda")
     rows, shares = torch.randn(1, 8, 4096, device="cuda"), torch.rand(1, 8, device="cuda")
     parts = {
         "rms_norm 4096": lambda: kernels.rms_norm(x, weight, 1e-5, out=x),
+        "rms_norm and 8 bit, 4096": lambda: kernels.norm_inputs(x, weight, 1e-5, out=x),
+        "norms, rope, cache, 64 + 8 heads": lambda: kernels.prepare_heads(
+            (q, k, k), (norm, norm), 1e-5, tuple(tables), (cache, cache), 7
+        ),
         "rms_norm 64 x 128": lambda: kernels.rms_norm(q, norm, 1e-5, out=q),
         "rope 64 x 128": lambda: kernels.rope(q, *tables, 7),
         "route 192, top 8": lambda: kernels.route_sigmoid(logits, bias, TOP_K, 1.0),

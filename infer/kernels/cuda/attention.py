@@ -14,7 +14,7 @@ from shared.errors import UnsupportedModel
 
 # From so many tokens on, torch's kernels are used: they share the keys between the tokens.
 FLASH_TOKENS = 9
-_MOST_SECTIONS, _LEAST_SECTION, _WARPS, _SLICES = 64, 64, 4, 4  # as in attention.cu
+_MOST_SECTIONS, _LEAST_SECTION, _WARPS, _SLICES = 96, 64, 4, 4  # as in attention.cuh
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 
 
@@ -78,12 +78,9 @@ class Attention:
         n, heads, head_dim = q.shape
         kv_heads = keys.shape[1]
         sharing = heads // kv_heads
-        group = min(8, 1 << (sharing - 1).bit_length())
-        defines = {"HEAD_DIM": head_dim, "GROUP": group, "KV_BYTES": keys.element_size()}
-        if keys.dtype is torch.bfloat16:
-            defines["KV_BF16"] = 1
-        attend = self._device.function("attention.cu", "attend", _ATTEND_TYPES, **defines)
-        combine = self._device.function("attention.cu", "combine", _COMBINE_TYPES, **defines)
+        source, group, defines = self._instance(sharing, head_dim, keys.dtype)
+        attend = self._device.function(source, "attend", _ATTEND_TYPES, **defines)
+        combine = self._device.function(source, "combine", _COMBINE_TYPES, **defines)
         position, offset = position_arguments(start)
         sections = _most_sections(start, n, len(keys))
         assert keys.is_contiguous()
@@ -102,6 +99,18 @@ class Attention:
             self._sections,
         )
         combine((heads, n, 1), _SLICES * head_dim, self._sections, position, offset, at(out))
+
+    def _instance(
+        self, sharing: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[str, int, dict[str, int]]:
+        """Source, query heads a block takes, and defines."""
+        defines = {"HEAD_DIM": head_dim, "GROUP": 8}
+        if dtype is torch.bfloat16:
+            defines["KV_BF16"] = 1
+        if dtype.itemsize == 2 and head_dim % 64 == 0 and self._device.architecture >= 80:
+            return "attention_mma.cu", 8, defines
+        group = min(8, 1 << (sharing - 1).bit_length())
+        return "attention.cu", group, {**defines, "GROUP": group, "KV_BYTES": dtype.itemsize}
 
 
 def _most_sections(start: int | Tensor, n: int, context: int) -> int:

@@ -57,7 +57,7 @@ class Experts:
             self._run_dense(x, batch, out)
             return
         plan = self._lists.send(batch, out.shape[1])
-        self._run(x, shape, plan, count, out, exact)
+        self._run(x, shape, plan, count, out, exact, False)
 
     def at_addresses(
         self,
@@ -66,6 +66,7 @@ class Experts:
         addresses: Tensor,
         out: Tensor,
         exact: bool,
+        quantised: bool,
     ) -> None:
         self._check(x, shape, out)
         count = out.shape[0] * out.shape[1]
@@ -75,10 +76,16 @@ class Experts:
         gate = addresses.data_ptr()
         tiles = Tiles(None, None, None, None, out.shape[1])
         plan = Plan(gate, gate + 8 * count, gate + 16 * count, tiles, count, 1)
-        self._run(x, shape, plan, count, out, exact)
+        self._run(x, shape, plan, count, out, exact, quantised)
 
     def resident(
-        self, x: Tensor, gate: QuantMatrix, up: QuantMatrix, down: QuantMatrix, exact: bool
+        self,
+        x: Tensor,
+        gate: QuantMatrix,
+        up: QuantMatrix,
+        down: QuantMatrix,
+        exact: bool,
+        quantised: bool,
     ) -> Tensor:
         """One gated block for all rows of x."""
         count = len(x)
@@ -91,7 +98,8 @@ class Experts:
             self._dense_block(x.to(torch.bfloat16), shape, addresses, out)
             return out
         places = self._places(addresses)
-        self._quantize(x, shape, exact)
+        if not quantised:
+            self._quantize(x, shape, exact)
         for first in range(0, count, TILE_TOKENS):
             tokens = min(TILE_TOKENS, count - first)
             # One tile: expert 0, positions 0 to `tokens`, which are pairs and tokens as well.
@@ -119,9 +127,17 @@ class Experts:
             self._inputs.quantize(x)
 
     def _run(
-        self, x: Tensor, shape: ExpertFormat, plan: Plan, count: int, out: Tensor, exact: bool
+        self,
+        x: Tensor,
+        shape: ExpertFormat,
+        plan: Plan,
+        count: int,
+        out: Tensor,
+        exact: bool,
+        quantised: bool,
     ) -> None:
-        self._quantize(x, shape, exact)
+        if not quantised:
+            self._quantize(x, shape, exact)
         inputs = self._inputs.describe(shape.d_model, at(x), rows=len(x))
         self._launch(inputs, shape, plan, count, at(out), exact)
 

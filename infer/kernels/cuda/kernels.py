@@ -9,6 +9,7 @@ from infer.kernels.cuda.attention import Attention
 from infer.kernels.cuda.dense import Dense
 from infer.kernels.cuda.device import Device
 from infer.kernels.cuda.experts import Experts
+from infer.kernels.cuda.heads import Heads
 from infer.kernels.cuda.inputs import InputRows
 from infer.kernels.cuda.linear import CudaGroup, Linear
 from infer.kernels.cuda.rows import Rows
@@ -44,6 +45,7 @@ class CudaKernels:
         self._linear = Linear(self._gpu, self._inputs, self._dense, bounds)
         self._experts = Experts(self._gpu, self._inputs, self._dense, bounds)
         self._rows = Rows(self._gpu)
+        self._heads = Heads(self._gpu)
         self._attention = Attention(self._gpu, bounds)
 
     @property
@@ -59,8 +61,10 @@ class CudaKernels:
         group: CudaGroup,
         exact: bool = False,
         out: Sequence[Tensor] | None = None,
+        quantised: bool = False,
     ) -> Sequence[Tensor]:
-        return self._linear(x, group, exact, out)
+        """`quantised`: x is the result of the last `norm_inputs`, so its 8-bit copy is there."""
+        return self._linear(x, group, exact, out, quantised)
 
     def experts(self, x: Tensor, batch: ExpertBatch, out: Tensor, exact: bool = False) -> Tensor:
         self._experts(x, batch, out, exact)
@@ -73,26 +77,65 @@ class CudaKernels:
         addresses: Tensor,
         out: Tensor,
         exact: bool = False,
+        quantised: bool = False,
     ) -> Tensor:
         """As `experts`, for every pair, each with its own addresses in device memory.
 
         addresses int64 [3, n * top_k]: gate, up and down of pair token * top_k + rank, read when
         the work runs. A pair whose addresses are 0 is left out, and its row of `out` [n, top_k,
         d_model] stays as it is: run once for what is there, again for what came later.
+        `quantised` as in `linear`.
         """
-        self._experts.at_addresses(x, shape, addresses, out, exact)
+        self._experts.at_addresses(x, shape, addresses, out, exact, quantised)
         return out
 
     def swiglu(
-        self, x: Tensor, gate: QuantMatrix, up: QuantMatrix, down: QuantMatrix, exact: bool = False
+        self,
+        x: Tensor,
+        gate: QuantMatrix,
+        up: QuantMatrix,
+        down: QuantMatrix,
+        exact: bool = False,
+        quantised: bool = False,
     ) -> Tensor:
-        return self._experts.resident(x, gate, up, down, exact)
+        """`quantised` as in `linear`."""
+        return self._experts.resident(x, gate, up, down, exact, quantised)
 
     def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:
         return self._dense.embed(matrix, ids)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         return self._rows.rms_norm(x, weight, eps, out)
+
+    def norm_inputs(
+        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
+    ) -> Tensor:
+        """`rms_norm` of x [n, columns], columns a multiple of 32, and the 8-bit copy of the result.
+
+        It saves a launch in each product with the result that is told `quantised`. It is lost with
+        the next call of `norm_inputs`, or of a product with other inputs.
+        """
+        out = torch.empty_like(x) if out is None else out
+        self._inputs.norm(x, weight, eps, out)
+        return out
+
+    def prepare_heads(
+        self,
+        projections: tuple[Tensor, Tensor, Tensor],
+        norms: tuple[Tensor, Tensor],
+        eps: float,
+        tables: tuple[Tensor, Tensor],
+        cache: tuple[Tensor, Tensor],
+        start: int | Tensor,
+    ) -> None:
+        """In one launch: norm and rotate q (in place) and k, store k and v in the cache.
+
+        projections: q [n, heads, head_dim], k, v [n, kv_heads, head_dim]; norms: their weights for
+        q and k [head_dim]; tables: cos, sin as in `rope`; cache: keys, values [context, kv_heads,
+        head_dim], float32, float16 or bfloat16; `start` as in `rope`. The bits are those of
+        `rms_norm`, `rope` and a copy.
+        """
+        self._heads(projections, norms, eps, tables, cache, start)
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, start: int | Tensor) -> None:
         """`start` may be an int32 tensor [1] on the device, read when the work runs."""

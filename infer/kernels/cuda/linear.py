@@ -16,7 +16,7 @@ from infer.kernels.scratch import KernelBounds
 MAX_GROUP_MATRICES = 8
 TILE_TOKENS = 8
 # From so many tokens on, dequantising a matrix once is cheaper than decoding it for every 8.
-DENSE_TOKENS = 64
+DENSE_TOKENS = 160
 BLOCK_ROWS = 8
 
 
@@ -80,7 +80,12 @@ class Linear:
         return CudaGroup(tuple(matrices))
 
     def __call__(
-        self, x: Tensor, group: CudaGroup, exact: bool, out: Sequence[Tensor] | None
+        self,
+        x: Tensor,
+        group: CudaGroup,
+        exact: bool,
+        out: Sequence[Tensor] | None,
+        quantised: bool,
     ) -> Sequence[Tensor]:
         count, columns = x.shape
         assert columns == group.columns
@@ -93,7 +98,7 @@ class Linear:
             for matrix, target in zip(group.matrices, out, strict=True):
                 self._dense.linear(halved, matrix, target)
             return out
-        if not exact and not group.on_floats:
+        if not (exact or quantised or group.on_floats):
             self._inputs.quantize(x)
         for first in range(0, count, TILE_TOKENS):
             tokens = min(TILE_TOKENS, count - first)

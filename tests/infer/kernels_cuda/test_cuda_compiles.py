@@ -20,7 +20,7 @@ def check(name, architecture, **defines):
 
 
 @pytest.mark.parametrize("architecture", [OLDEST, CURRENT])
-@pytest.mark.parametrize("name", ["rows.cu", "route.cu"])
+@pytest.mark.parametrize("name", ["rows.cu", "route.cu", "heads.cu"])
 def test_plain(name, architecture):
     check(name, architecture)
 
@@ -51,6 +51,12 @@ def test_most_tokens(architecture):
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 8), (256, 4), (96, 2), (32, 1)])
 def test_attention(cache, head_dim, group):
     check("attention.cu", OLDEST, HEAD_DIM=head_dim, GROUP=group, **cache)
+
+
+@pytest.mark.parametrize("cache", [{}, {"KV_BF16": 1}])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_attention_on_tensor_cores(cache, head_dim):
+    check("attention_mma.cu", 80, HEAD_DIM=head_dim, GROUP=8, **cache)
 
 
 def test_machine_code_is_kept_and_found_again(tmp_path):

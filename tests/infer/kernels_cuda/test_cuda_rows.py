@@ -61,6 +61,27 @@ def test_rope(kernels, rotated):
         assert torch.equal(there.cpu()[..., rotated:], x[..., rotated:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rotated", [64, 128])
+def test_prepared_heads_have_the_bits_of_the_single_steps(kernels, dtype, rotated):
+    start = 7
+    q, k, v = normal(3, 16, 128).cuda(), normal(3, 4, 128, seed=2).cuda(), normal(3, 4, 128).cuda()
+    norms = normal(2, 128, seed=3).cuda()
+    tables = normal(2, 20, rotated // 2, seed=4).cuda()
+    keys, values = torch.zeros(2, 20, 4, 128, dtype=dtype, device="cuda")
+    expected = q.clone(), k.clone()
+    for x, weight in zip(expected, norms, strict=True):
+        kernels.rms_norm(x, weight, 1e-5, out=x)
+        kernels.rope(x, *tables, start)
+    position = torch.tensor([start], dtype=torch.int32, device="cuda")
+    kernels.prepare_heads((q, k, v), tuple(norms), 1e-5, tuple(tables), (keys, values), position)
+    assert torch.equal(q, expected[0])
+    assert torch.equal(keys[start : start + 3], expected[1].to(dtype))
+    assert torch.equal(values[start : start + 3], v.to(dtype))
+    assert not keys[:start].any()
+    assert not values[start + 3 :].any()
+
+
 @pytest.mark.parametrize("experts", [8, 192, 257, 1024])
 @pytest.mark.parametrize("biased", [False, True])
 def test_router(kernels, experts, biased):
@@ -101,9 +122,8 @@ def test_weighted_sum_has_the_references_bits(kernels, shared):
     assert torch.equal(result.cpu(), reference.weighted_sum(rows, weights, block))
 
 
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-6, torch.bfloat16: 2e-6}
-# torch's kernels round queries and probabilities to the cache's type.
-FLASH_TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# Beside 16-bit caches queries and probabilities are rounded to the cache's type.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
 class TestAttention:
@@ -139,7 +159,7 @@ class TestAttention:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     @pytest.mark.parametrize("start", [0, 300])
     def test_prefill(self, kernels, dtype, start):
-        tolerance = FLASH_TOLERANCES[dtype]
+        tolerance = TOLERANCES[dtype]
         self.check(kernels, FLASH_TOKENS + 20, start, 16, 4, 128, dtype, tolerance)
 
     def test_bits_do_not_depend_on_the_batch(self, kernels):

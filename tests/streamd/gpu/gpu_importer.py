@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import sys
 
-from infer.gpu_mapping import _import
+from infer.gpu_mapping import import_memory
 from shared.cuda import call, load_driver
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     driver = load_driver()
     context = call(driver, "cuDevicePrimaryCtxRetain", call(driver, "cuDeviceGet", 0))
     call(driver, "cuCtxSetCurrent", context)
-    memory = _import(driver, 0, fd, size_bytes)
+    memory = import_memory(driver, 0, fd, size_bytes)
     held = ctypes.create_string_buffer(count)
     call(driver, "cuMemcpyDtoH", ctypes.addressof(held), memory.address, count)
     print(hashlib.sha256(held.raw).hexdigest(), memory.writable, flush=True)

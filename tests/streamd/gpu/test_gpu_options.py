@@ -62,9 +62,10 @@ def test_no_gpu_is_looked_for_where_none_is_wanted():
 
 
 def test_auto_does_without_and_says_why(caplog):
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     assert open_with(None, no_gpu) is None
     assert "there is no NVIDIA driver" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
 
 def test_a_wanted_one_that_is_not_there_is_an_error():

@@ -1,0 +1,143 @@
+"""Builds, checks and times everything CUDA on a machine that has a GPU; one report.
+
+    python tools/check_cuda.py --oracle DIR [--synthetic-layers 16] [--out report.json]
+
+Stages: tests marked gpu; the daemon's GPU tier between processes; kernels by type (bench_cuda.py);
+whole models through daemon and client. DIR holds hy3-*.gguf with hy3.npz and hy3-quant-logits.npz.
+A stage that fails is reported, and the others still run; the exit code tells.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEMO = PROJECT / "models" / "demo-hy3-iq2mix.gguf"
+QUESTION = "Which is the largest planet in the solar system?"
+EXACT_TOLERANCE = 1e-3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--oracle", type=Path)
+    parser.add_argument("--synthetic-layers", type=int, default=16)
+    parser.add_argument("--stages", default="tests,tier,kernels,oracles,demo,synthetic")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    stages: dict[str, Callable[[], Any]] = {
+        "tests": lambda: _python("-m", "pytest", "-m", "gpu", "-q", "-x"),
+        "tier": lambda: _python("tools/check_gpu_tier.py"),
+        "kernels": lambda: _python("tools/bench_cuda.py"),
+        "oracles": lambda: check_oracles(arguments.oracle),
+        "demo": check_demo,
+        "synthetic": lambda: bench_synthetic(arguments.synthetic_layers),
+    }
+    report: dict[str, Any] = {}
+    for name in arguments.stages.split(","):
+        print(f"== {name}", flush=True)
+        started_s = time.monotonic()
+        try:
+            report[name] = stages[name]()
+        except (subprocess.CalledProcessError, AssertionError, OSError) as error:
+            report[name] = {"failed": str(error)}
+            print(f"FAILED: {error}")
+        print(f"== {name}: {time.monotonic() - started_s:.0f} s", flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(report, indent=1))
+    return int(any(isinstance(v, dict) and "failed" in v for v in report.values()))
+
+
+def check_oracles(oracle: Path) -> dict[str, float]:
+    """Largest difference of exact logits to the oracle, by file; top-1 must agree on all rows."""
+    expected = np.load(oracle / "hy3-quant-logits.npz")
+    ids = ",".join(map(str, np.load(oracle / "hy3.npz")["ids"].tolist()))
+    worst = {}
+    for path in sorted(oracle.glob("hy3-*.gguf")):
+        name = path.stem.removeprefix("hy3-")
+        key = "udmix" if name == "mtp-udmix" else name
+        for chunk in ("256", "5", "1"):
+            rows = _logits(path, ids, "--exact", "--chunk", chunk)
+            wanted = expected[f"{key}.dequant"]
+            difference = float(np.abs(rows - wanted).max())
+            agreeing = int((rows.argmax(1) == wanted.argmax(1)).sum())
+            print(f"{name:<12} chunk {chunk:<4} {difference:.2e}, top-1 {agreeing}/{len(rows)}")
+            assert difference < EXACT_TOLERANCE, f"{name}: {difference}"
+            assert agreeing == len(rows), f"{name}: top-1 {agreeing}"
+            worst[f"{name} chunk {chunk}"] = difference
+    return worst
+
+
+def check_demo() -> dict[str, Any]:
+    """The answer, the divergence from exact, the same bits for every budget, and the speed."""
+    answer = _infer("chat", "-p", QUESTION, "--temp", "0", model=DEMO).strip()
+    assert answer == "Jupiter.", answer
+    ids = ",".join(map(str, range(10, 130)))
+    exact, default = _logits(DEMO, ids, "--exact"), _logits(DEMO, ids)
+    floor = _logits(DEMO, ids, "--gpu-cache", "6M", "--host-cache", "10M")
+    on_cpu = _logits(DEMO, ids, "--exact", device="cpu")
+    divergence = _divergence(exact, default)
+    result = {
+        "kl_default_to_exact": divergence,
+        "cuda_to_cpu_exact": float(np.abs(exact - on_cpu).max()),
+        "same_bits_at_the_floor": bool((floor == default).all()),
+        "bench": json.loads(_infer("bench", "-p", "128", "-n", "256", "--json", model=DEMO)),
+    }
+    print(json.dumps(result))
+    assert divergence < 0.01, f"mean KL {divergence}"
+    assert result["same_bits_at_the_floor"], "bits depend on the budget"
+    return result
+
+
+def bench_synthetic(n_layers: int) -> dict[str, Any]:
+    """A model of Hy3's widths, all experts in GPU slots."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, f"hy3-{n_layers}.gguf")
+        _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
+        arguments = ("bench", "-p", "512", "-n", "64", "--warmup", "2", "--json", "--chunk", "512")
+        result = json.loads(_infer(*arguments, model=path))
+    print(json.dumps(result))
+    return dict(result)
+
+
+def _divergence(exact: np.ndarray, other: np.ndarray) -> float:
+    """Mean KL divergence of rows of logits, nats."""
+    p, q = (rows.astype(np.float64) for rows in (exact, other))
+    p, q = (rows - np.logaddexp.reduce(rows, 1, keepdims=True) for rows in (p, q))
+    return float((np.exp(p) * (p - q)).sum(1).mean())
+
+
+def _logits(model: Path, ids: str, *options: str, device: str = "cuda:0") -> np.ndarray:
+    with tempfile.TemporaryDirectory() as directory:
+        out = str(Path(directory, "logits.npy"))
+        _infer("logits", "--tokens", ids, "--out", out, *options, model=model, device=device)
+        rows: np.ndarray = np.load(out)
+    return rows
+
+
+def _infer(command: str, *options: str, model: Path, device: str = "cuda:0") -> str:
+    where = ("--model", str(model), "--device", device)
+    return _run(sys.executable, "-m", "infer", command, *where, *options)
+
+
+def _python(*words: str) -> str:
+    return _run(sys.executable, *words, show=True)
+
+
+def _run(*words: str, show: bool = False) -> str:
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
+    if show or done.returncode:
+        print(done.stdout[-6000:], done.stderr[-3000:], flush=True)
+    done.check_returncode()
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
