@@ -78,6 +78,6 @@ class _DeviceFloats:
         self.__cuda_array_interface__ = {
             "shape": (size,),
             "typestr": "<f4",
-            "data": (address, True),
+            "data": (address, False),  # torch takes nothing that is read-only
             "version": 3,
         }

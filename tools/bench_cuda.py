@@ -10,40 +10,32 @@ large device-to-device copy, counting bytes read and written.
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from cuda_bench import (
+    TOP_K,
+    WORKING_SET_BYTES,
+    Bench,
+    ExpertSets,
+    dense,
+    limit,
+    relative_error,
+    timed,
+    wall,
+)
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from infer.kernels import reference
 from infer.kernels.cuda import experts as cuda_experts
 from infer.kernels.cuda import linear as cuda_linear
-from infer.kernels.cuda.formats import FORMATS, is_float
-from infer.kernels.cuda.kernels import CudaKernels
-from infer.kernels.interface import ExpertBatch, ExpertFormat
-from infer.kernels.quant_matrix import QuantMatrix
-from infer.kernels.scratch import KernelBounds
-from shared.quants import GEOMETRY, TensorType, row_bytes
+from infer.kernels.cuda.formats import FORMATS
+from infer.kernels.interface import ExpertBatch
+from shared.quants import TensorType, row_bytes
 
-TOP_K = 8
-BOUNDS = KernelBounds(
-    tokens=512,
-    columns=16384,
-    expert_columns=2048,
-    pairs=512 * TOP_K,
-    experts=256,
-    heads=64,
-    head_dim=128,
-    context=65536,
-)
-WORKING_SET_BYTES = 260e6
 EXPERT_FORMATS = (
     ("IQ2_XXS", "IQ2_XXS", "Q2_K"),
     ("IQ2_XXS", "IQ2_XXS", "IQ2_XXS"),
@@ -54,110 +46,6 @@ EXPERT_FORMATS = (
     ("Q8_0", "Q8_0", "Q8_0"),
 )
 MODELS = {"Hy3": (4096, 1536), "GLM-5.2": (6144, 2048)}
-
-Result = dict[str, object]
-
-
-def sound_blocks(kind: TensorType) -> np.ndarray:
-    """64 random blocks with finite weights of about the same size."""
-    rng = np.random.default_rng(kind)
-    found = np.empty((0, row_bytes(kind, GEOMETRY[kind].block_weights)), np.uint8)
-    while len(found) < 64:
-        noise = rng.integers(0, 256, (4000, found.shape[1]), dtype=np.uint8)
-        with np.errstate(all="ignore"):
-            weights = gguf.quants.dequantize(noise, GGMLQuantizationType(kind)).reshape(4000, -1)
-            size = np.sqrt((weights.astype(np.float64) ** 2).mean(1))
-        found = np.concatenate((found, noise[(size > 0.3) & (size < 3)]))
-    return found
-
-
-class Bench:
-    def __init__(self) -> None:
-        self.kernels = CudaKernels(BOUNDS)
-        self.results: list[Result] = []
-        self.copy_rate = self._copy_rate()
-        self._blocks: dict[str, Tensor] = {}
-
-    def matrix(self, name: str, rows: int, columns: int) -> QuantMatrix:
-        """Random blocks in random order, so no two matrices are alike."""
-        kind = TensorType[name]
-        if name not in self._blocks:
-            self._blocks[name] = torch.from_numpy(sound_blocks(kind)).cuda()
-        blocks = self._blocks[name]
-        count = rows * columns // GEOMETRY[kind].block_weights
-        data = blocks[torch.randint(len(blocks), (count,), device="cuda")]
-        return QuantMatrix(kind, rows, columns, data.data_ptr(), data)
-
-    def report(
-        self, what: str, error: float | None, limit: float, us: float, **more: object
-    ) -> None:
-        """One line, and an entry of the results; a result beyond its limit ends the run."""
-        line = {"what": what, "us": round(us, 2), **more}
-        if error is not None:
-            line["error"] = f"{error:.1e}"
-        self.results.append(line)
-        shown = "  ".join(f"{key} {value}" for key, value in line.items() if key != "what")
-        print(f"{what:42} {shown}", flush=True)
-        if error is not None and not error < limit:
-            sys.exit(f"{what}: the error {error} is not below {limit}")
-
-    def rates(self, us: float, weights: float, size_bytes: float) -> dict[str, object]:
-        rate = size_bytes / us * 1e6
-        return {
-            "Gweights/s": round(weights / us / 1e3),
-            "GB/s": round(rate / 1e9),
-            "share": f"{rate / self.copy_rate:.0%}",
-        }
-
-    def _copy_rate(self) -> float:
-        source = torch.randn(2**29, device="cuda")
-        target = torch.empty_like(source)
-        times = []
-        for _ in range(8):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            target.copy_(source)
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
-        rate = 2 * source.nbytes / float(np.median(times[1:]))
-        print(f"copy {rate / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
-        return rate
-
-
-def timed(work: Callable[[], object], calls: int, replays: int = 7) -> float:
-    """Microseconds for one of `calls` calls that `work` makes: the median replay of a graph."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return float(np.median(times)) * 1e3 / calls
-
-
-def dense(matrix: QuantMatrix) -> Tensor:
-    """float64 on the device, dequantised by gguf on the CPU."""
-    data = matrix.keepalive.cpu().numpy()
-    return (
-        reference.dequantize(QuantMatrix.over(matrix.type_id, matrix.columns, data)).cuda().double()
-    )
-
-
-def relative_error(result: Tensor, expected: Tensor) -> float:
-    return ((result.double() - expected).norm() / expected.norm()).item()
-
-
-def limit(name: str, exact: bool = False) -> float:
-    return 1e-5 if exact or is_float(TensorType[name]) else 0.01
 
 
 def bench_products(bench: Bench) -> None:
@@ -195,31 +83,6 @@ def _products(
         exact = bench.kernels.linear(x, groups[-1], exact=True)[-1]
         error = relative_error(exact, x.double() @ expected.T)
         assert error < limit(name, exact=True), f"{name} exact: {error}"
-
-
-class ExpertSets:
-    """Enough experts of one format that a pass over them exceeds the caches."""
-
-    def __init__(self, bench: Bench, names: tuple[str, str, str], d_model: int, d_ff: int) -> None:
-        kinds = [TensorType[name] for name in names]
-        self.format = ExpertFormat(*map(int, kinds), d_model, d_ff)
-        shapes = ((d_ff, d_model), (d_ff, d_model), (d_model, d_ff))
-        self.part_bytes = [
-            rows * row_bytes(kind, columns)
-            for kind, (rows, columns) in zip(kinds, shapes, strict=True)
-        ]
-        count = max(16, int(WORKING_SET_BYTES / sum(self.part_bytes)) + TOP_K)
-        self.sets = count // TOP_K
-        self.parts = [
-            [bench.matrix(name, *shape) for _ in range(self.sets * TOP_K)]
-            for name, shape in zip(names, shapes, strict=True)
-        ]
-        rows = [[matrix.address for matrix in part] for part in self.parts]
-        table = torch.tensor(rows, dtype=torch.int64, device="cuda")
-        self.addresses = list(table.view(3, self.sets, TOP_K).transpose(0, 1).contiguous())
-
-    def expected(self, x: Tensor, expert: int) -> Tensor:
-        return reference.swiglu(x.double(), *(dense(part[expert]) for part in self.parts))
 
 
 def bench_experts(bench: Bench) -> None:
@@ -290,7 +153,7 @@ def bench_prefill(bench: Bench) -> None:
             out = torch.empty(count, TOP_K, d_model, device="cuda")
             for path, threshold in (("tiles", 10**9), ("dense", 0)):
                 cuda_experts.DENSE_PAIRS = threshold
-                us = _wall(lambda x=x, b=batch, o=out: bench.kernels.experts(x, b, o))
+                us = wall(lambda x=x, b=batch, o=out: bench.kernels.experts(x, b, o))
                 expert = int(np.searchsorted(starts, 0, "right")) - 1
                 token, rank = divmod(int(pairs[0]), TOP_K)
                 expected = sets.expected(x[token : token + 1], expert)[0]
@@ -308,22 +171,9 @@ def bench_tokens(bench: Bench) -> None:
         out = [torch.empty(count, 8192, device="cuda")]
         for path, threshold in (("tiles", 10**9), ("dense", 0)):
             cuda_linear.DENSE_TOKENS = threshold
-            us = _wall(lambda x=x, o=out: bench.kernels.linear(x, group, out=o))
+            us = wall(lambda x=x, o=out: bench.kernels.linear(x, group, out=o))
             error = relative_error(out[0], x.double() @ weights.T)
             bench.report(f"Q8_0 8192 x 4096 {path}, n={count}", error, 0.01, us)
-
-
-def _wall(work: Callable[[], object], repeats: int = 5) -> float:
-    """Microseconds of a call that a graph cannot hold, host included."""
-    work()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times)) * 1e6
 
 
 def bench_attention(bench: Bench) -> None:
@@ -362,7 +212,7 @@ def bench_attention(bench: Bench) -> None:
     for start in (0, 7680):
         q = torch.randn(512, heads, head_dim, device="cuda")
         cache = torch.randn(2, 8192, kv_heads, head_dim, device="cuda").to(torch.bfloat16)
-        us = _wall(lambda q=q, c=cache, s=start: bench.kernels.attention(q, *c, s, scale))
+        us = wall(lambda q=q, c=cache, s=start: bench.kernels.attention(q, *c, s, scale))
         bench.report(f"attention, 512 tokens at {start}", None, 0, us)
 
 
@@ -378,7 +228,6 @@ def bench_rows(bench: Bench) -> None:
     rows, shares = torch.randn(1, 8, 4096, device="cuda"), torch.rand(1, 8, device="cuda")
     parts = {
         "rms_norm 4096": lambda: kernels.rms_norm(x, weight, 1e-5, out=x),
-        "rms_norm and 8 bit, 4096": lambda: kernels.norm_inputs(x, weight, 1e-5, out=x),
         "norms, rope, cache, 64 + 8 heads": lambda: kernels.prepare_heads(
             (q, k, k), (norm, norm), 1e-5, tuple(tables), (cache, cache), 7
         ),

@@ -1,17 +1,19 @@
 // Attention on tensor cores, for caches of 16-bit numbers (sm_80 and up).
 //
-// Compiled for HEAD_DIM (a multiple of 64), GROUP 8 and KV_BF16. A warp takes 16 keys at a time, in
-// two products m16n8k16 for each 16 dimensions: scores = queries (8 of the 16 rows used) x keys, then
-// the weights, which come out as the next product's left side lies, x values. In a product lane
-// 4 g + t has of the left side row g, of the right side column g; sums may run over dimensions and
-// keys in any order, so lanes load 16 bytes at a time:
+// Compiled for HEAD_DIM (a multiple of 64), GROUP 8 and KV_BF16. A warp takes 16 keys at a time:
+// scores = queries (8 of 16 rows used) x keys, in products m16n8k16 of 8 keys and 16 dimensions; then
+// mixed = values x weights, of 16 dimensions, 8 heads and 16 keys. Lane 4 g + t has rows g and g + 8
+// of a left side, column g of a right side, and of sums rows g and g + 8, columns 2 t and 2 t + 1: so
+// the weights come out as the next product's right side lies. Sums may run over dimensions and keys
+// in any order, so lanes load 16 bytes at a time:
 //     queries, keys: dimensions 32 j + 8 t .. + 7 of row g, for two products each
-//     values: of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t dimensions 64 j + 8 g .. + 7, one a product
+//     values: of keys 2 t, 2 t + 1, 8 + 2 t, 9 + 2 t dimensions 64 j + 8 g .. + 7, its slots 8 j ..
 // Queries and weights are rounded to the cache's type; sums are in float32.
 #include "attention.cuh"
 
 #define KEY_PARTS (HEAD_DIM / 32)
 #define VALUE_PARTS (HEAD_DIM / 64)
+#define SLOTS (HEAD_DIM / 8)  // dimensions of the values in a lane
 #define TILE 16
 
 __device__ inline u32 pack(float low, float high) {
@@ -24,25 +26,24 @@ __device__ inline u32 pack(float low, float high) {
     return packed;
 }
 
-// sums += left x right; of the left side rows 8..15 are zero, so sums 2 and 3 stay so.
-__device__ inline void multiply(float (&sums)[4], u32 left_low, u32 left_high, u32 right_low,
-                                u32 right_high) {
+// sums += left x right
+__device__ inline void multiply(float (&sums)[4], u32 left_0, u32 left_1, u32 left_2, u32 left_3,
+                                u32 right_0, u32 right_1) {
 #ifdef KV_BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, "
-        "{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
 #else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%5}, {%7,%8}, "
-        "{%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
 #endif
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(left_low), "r"(0), "r"(left_high), "r"(right_low), "r"(right_high));
+        : "r"(left_0), "r"(left_1), "r"(left_2), "r"(left_3), "r"(right_0), "r"(right_1));
 }
 
-// Of head g: the largest score, this lane's share of the sum of exponentials, and of each product
-// the mixed dimensions of columns 2 t and 2 t + 1.
+// Of head g: the largest score and this lane's share of the sum of exponentials. mixed[i]: of slots
+// i and i + SLOTS / 2 the sums for heads 2 t and 2 t + 1.
 struct State {
     float largest, total;
-    float mixed[8 * VALUE_PARTS][4];
+    float mixed[SLOTS / 2][4];
 };
 
 struct Tile {
@@ -72,6 +73,13 @@ __device__ inline u32 word(const uint4& four, int i) {
     return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
+// A slot's values of two keys in one word: of 2 t and 2 t + 1, or of 8 more (pair 1).
+__device__ inline u32 two_keys(const Tile& tile, int slot, int pair) {
+    const uint4 &first = tile.values[2 * pair][slot / 8], &second = tile.values[2 * pair + 1][slot / 8];
+    const int at = slot % 8 / 2;
+    return __byte_perm(word(first, at), word(second, at), slot % 2 ? 0x7632 : 0x5410);
+}
+
 __device__ inline void add_tile(State& state, const uint4 (&queries)[KEY_PARTS], const Tile& tile,
                                 float factor, int first, int end) {
     const int t = threadIdx.x % 4;
@@ -83,8 +91,8 @@ __device__ inline void add_tile(State& state, const uint4 (&queries)[KEY_PARTS],
 #pragma unroll
         for (int j = 0; j < KEY_PARTS; ++j) {
             const uint4 q = queries[j], k = tile.keys[half][j];
-            multiply(scores, q.x, q.y, k.x, k.y);
-            multiply(scores, q.z, q.w, k.z, k.w);
+            multiply(scores, q.x, 0, q.y, 0, k.x, k.y);
+            multiply(scores, q.z, 0, q.w, 0, k.z, k.w);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -97,10 +105,14 @@ __device__ inline void add_tile(State& state, const uint4 (&queries)[KEY_PARTS],
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     const float fading = exp2f(state.largest - largest);
     if (__any_sync(~0u, largest > state.largest)) {
+        const float even = __shfl_sync(~0u, fading, 8 * t);  // of heads 2 t and 2 t + 1
+        const float odd = __shfl_sync(~0u, fading, 8 * t + 4);
 #pragma unroll
-        for (int i = 0; i < 8 * VALUE_PARTS; ++i) {
-            state.mixed[i][0] *= fading;
-            state.mixed[i][1] *= fading;
+        for (int i = 0; i < SLOTS / 2; ++i) {
+            state.mixed[i][0] *= even;
+            state.mixed[i][1] *= odd;
+            state.mixed[i][2] *= even;
+            state.mixed[i][3] *= odd;
         }
     }
     state.largest = largest;
@@ -112,11 +124,10 @@ __device__ inline void add_tile(State& state, const uint4 (&queries)[KEY_PARTS],
     }
     const u32 low = pack(weights[0], weights[1]), high = pack(weights[2], weights[3]);
 #pragma unroll
-    for (int i = 0; i < 8 * VALUE_PARTS; ++i) {
-        const int j = i / 8, at = i % 8 / 2, which = i % 2 ? 0x7632 : 0x5410;
-        multiply(state.mixed[i], low, high,
-                 __byte_perm(word(tile.values[0][j], at), word(tile.values[1][j], at), which),
-                 __byte_perm(word(tile.values[2][j], at), word(tile.values[3][j], at), which));
+    for (int i = 0; i < SLOTS / 2; ++i) {
+        const int other = i + SLOTS / 2;
+        multiply(state.mixed[i], two_keys(tile, i, 0), two_keys(tile, other, 0),
+                 two_keys(tile, i, 1), two_keys(tile, other, 1), low, high);
     }
 }
 
@@ -130,16 +141,18 @@ __device__ inline void store_section(const State& state, const Sections& to, u64
     joined.largest[warp][g] = state.largest;
     joined.total[warp][g] = sum;
 #pragma unroll
-    for (int i = 0; i < 8 * VALUE_PARTS; ++i) {
-        float* row = joined.mixed[warp][g] + i / 8 * 64 + i % 8;
-        row[8 * (2 * t)] = state.mixed[i][0];
-        row[8 * (2 * t + 1)] = state.mixed[i][1];
+    for (int i = 0; i < SLOTS / 2; ++i) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int slot = i + k / 2 * (SLOTS / 2);
+            joined.mixed[warp][2 * t + k % 2][slot / 8 * 64 + 8 * g + slot % 8] = state.mixed[i][k];
+        }
     }
     join_warps(joined, to, first_row, head_count);
 }
 
 // As `attend` of attention.cu.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, HEAD_DIM > 128 ? 1 : 3)
     attend(const float* q, const u16* keys, const u16* values, const int* start_at, int start,
            float scale, int heads, int kv_heads, const Sections sections) {
     const int length = (start_at ? *start_at : start) + blockIdx.z + 1;

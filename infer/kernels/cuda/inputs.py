@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from infer.kernels.cuda.device import Device, at
+from infer.kernels.cuda.device import Device
 
 LANES = 16
 _GROUP_COLUMNS = 32 * LANES
@@ -55,11 +55,6 @@ class InputRows:
         self._quantize = device.function(
             "rows.cu", "quantize_rows", (ctypes.c_void_p, ctypes.c_int, QuantisedRows)
         )
-        self._norm = device.function(
-            "rows.cu",
-            "rms_norm_quantize",
-            (*(ctypes.c_void_p,) * 3, ctypes.c_int, ctypes.c_float, QuantisedRows),
-        )
 
     def describe(
         self, columns: int, values_at: int | None = None, first: int = 0, rows: int = 1
@@ -86,11 +81,3 @@ class InputRows:
         rows, columns = x.shape
         blocks = -(-columns // (32 * 8))
         self._quantize((blocks, rows, 1), 256, x.data_ptr(), columns, self.target(rows, columns))
-
-    def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """RMSNorm of x [rows, columns] into `out`, and 8-bit copies of it."""
-        rows, columns = x.shape
-        assert columns % 32 == 0
-        threads = min(1024, -(-columns // 128) * 32)
-        target = self.target(rows, columns)
-        self._norm((rows, 1, 1), threads, at(x), at(weight), at(out), columns, eps, target)

@@ -63,7 +63,11 @@ class CudaKernels:
         out: Sequence[Tensor] | None = None,
         quantised: bool = False,
     ) -> Sequence[Tensor]:
-        """`quantised`: x is the result of the last `norm_inputs`, so its 8-bit copy is there."""
+        """`quantised` saves a launch: the product before took the same x and made its 8-bit copy.
+
+        That product was of fewer tokens than DENSE_TOKENS, not `exact`, and not beside float
+        weights alone; products with float weights in between do no harm.
+        """
         return self._linear(x, group, exact, out, quantised)
 
     def experts(self, x: Tensor, batch: ExpertBatch, out: Tensor, exact: bool = False) -> Tensor:
@@ -106,18 +110,6 @@ class CudaKernels:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         return self._rows.rms_norm(x, weight, eps, out)
-
-    def norm_inputs(
-        self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None
-    ) -> Tensor:
-        """`rms_norm` of x [n, columns], columns a multiple of 32, and the 8-bit copy of the result.
-
-        It saves a launch in each product with the result that is told `quantised`. It is lost with
-        the next call of `norm_inputs`, or of a product with other inputs.
-        """
-        out = torch.empty_like(x) if out is None else out
-        self._inputs.norm(x, weight, eps, out)
-        return out
 
     def prepare_heads(
         self,

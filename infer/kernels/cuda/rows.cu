@@ -33,21 +33,6 @@ extern "C" __global__ void rms_norm(const float* x, const float* weight, float* 
         out[(u64)blockIdx.x * columns + i] = row[i] * factor * weight[i];
 }
 
-// As rms_norm, with 8-bit copies of the result; columns a multiple of 32.
-extern "C" __global__ void rms_norm_quantize(const float* x, const float* weight, float* out,
-                                             int columns, float eps, const QuantisedRows to) {
-    const float* row = x + (u64)blockIdx.x * columns;
-    float squares = 0;
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) squares = fmaf(row[i], row[i], squares);
-    const float mean = __fdiv_rn(block_sum(squares), (float)columns);
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(mean + eps));
-    for (int i = threadIdx.x; i < columns; i += blockDim.x) {
-        const float value = row[i] * factor * weight[i];
-        out[(u64)blockIdx.x * columns + i] = value;
-        store_piece(to, blockIdx.x, i / 32, value);
-    }
-}
-
 // x [rows, heads, head_dim] in place; grid (rows, heads), threads over the rotated pairs. The first
 // row's position is start_at[0] if given, else start.
 extern "C" __global__ void rope(float* x, const float* cosines, const float* sines,

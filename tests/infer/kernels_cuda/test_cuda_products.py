@@ -261,47 +261,20 @@ class TestExperts:
             assert relative_error(result, expected[:count]) < INT8_SWIGLU_TOLERANCE
 
 
-def test_inputs_quantised_by_the_norm_give_the_same_bits(kernels, upload):
+def test_inputs_quantised_before_give_the_same_bits(kernels, upload):
     layer = Layer(upload)
-    weight = inputs(1, D_MODEL, seed=9)[0]
     group = kernels.group([upload("Q8_0", 96, D_MODEL).matrix])
+    router = kernels.group([upload("F32", 32, D_MODEL).matrix])
     block = [part[0].matrix for part in layer.parts]
-    normed = kernels.rms_norm(layer.x, weight, 1e-5)
-    expected = (kernels.linear(normed, group)[0], kernels.swiglu(normed, *block), layer.out())
-    kernels.experts_at(normed, layer.format, layer.addresses(), expected[2])
+    out, again = layer.out(), layer.out()
+    expected = (*kernels.linear(layer.x, group), kernels.swiglu(layer.x, *block))
     kernels.linear(inputs(TOKENS, D_MODEL, seed=8), group)
-    fused = kernels.norm_inputs(layer.x, weight, 1e-5)
-    assert torch.equal(fused, normed)
+    kernels.experts_at(layer.x, layer.format, layer.addresses(), out)
+    kernels.linear(inputs(TOKENS, D_MODEL, seed=8), router, exact=True)
     results = (
-        kernels.linear(fused, group, quantised=True)[0],
-        kernels.swiglu(fused, *block, quantised=True),
-        layer.out(),
+        *kernels.linear(layer.x, group, quantised=True),
+        kernels.swiglu(layer.x, *block, quantised=True),
     )
-    kernels.experts_at(fused, layer.format, layer.addresses(), results[2], quantised=True)
-    for result, same in zip(results, expected, strict=True):
+    kernels.experts_at(layer.x, layer.format, layer.addresses(), again, quantised=True)
+    for result, same in zip((*results, again), (*expected, out), strict=True):
         assert torch.equal(result, same)
-
-
-class TestGraphs:
-    def test_a_captured_step_follows_its_inputs_and_addresses(self, kernels, upload):
-        layer = Layer(upload, tokens=2)
-        x, addresses = layer.x.clone(), layer.addresses()
-        resident = [upload("Q8_0", *shape).matrix for shape in ((256, 512), (256, 512), (512, 256))]
-        group = kernels.group([resident[0], upload("Q4_K", 96, 512).matrix])
-        out = layer.out()
-
-        def step():
-            kernels.experts_at(x, layer.format, addresses, out)
-            return (*kernels.linear(x, group), kernels.swiglu(x, *resident))
-
-        step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = step()
-        x.copy_(layer.x.flip(0))
-        addresses.copy_(layer.addresses().roll(1, 1))
-        graph.replay()
-        replayed = [result.clone() for result in (out, *captured)]
-        direct = step()
-        for result, expected in zip(replayed, (out, *direct), strict=True):
-            assert torch.equal(result, expected)
