@@ -67,14 +67,21 @@ def _compile(name: str, options: list[str]) -> bytes:
                 f"CUDA's run-time compiler does not take {' '.join(options)}",
                 "use a GPU of compute capability 7.5 or more, and a current NVRTC",
             )
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        log = _room(_check(nvrtc.nvrtcGetProgramLogSize(program)))
         _check(nvrtc.nvrtcGetProgramLog(program, log))
         assert int(status) == 0, f"{name} {options}: {log.decode(errors='replace')}"
-        code = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+        size_bytes = _check(nvrtc.nvrtcGetCUBINSize(program))
+        code = _room(size_bytes)
         _check(nvrtc.nvrtcGetCUBIN(program, code))
-        return code
+        return code[:size_bytes]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _room(size_bytes: int) -> bytes:
+    """Bytes for NVRTC to write into, two more than it needs: the interpreter has one object for
+    each string of one byte, and an empty log's zero must not end up in everybody's `b" "`."""
+    return bytes(size_bytes + 2)
 
 
 def _encoded(texts: object) -> list[bytes]:
