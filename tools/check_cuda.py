@@ -101,6 +101,7 @@ def bench_synthetic(n_layers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, f"hy3-{n_layers}.gguf")
         _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
+        # The first round reads everything from the disk; the last one is measured.
         arguments = ("bench", "-p", "512", "-n", "64", "--warmup", "2", "--json", "--chunk", "512")
         result = json.loads(_infer(*arguments, model=path))
     print(json.dumps(result))

@@ -100,8 +100,9 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
             row = engine.extend([int(row.argmax())])
         decode_s = time.perf_counter() - started_s
     after = engine.client.stats()
-    host = {
-        name: after["tiers"]["host"][name] - before["tiers"]["host"][name]
+    tier = "gpu" if engine.device.type == "cuda" else "host"
+    counted = {
+        name: after["tiers"][tier][name] - before["tiers"][tier][name]
         for name in ("hits", "misses", "evictions")
     }
     result = {
@@ -111,16 +112,19 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
         "prefill_tokens": arguments.prompt,
         "decode_tokens": arguments.decode,
         "bytes_read": after["io"]["bytes_read"] - before["io"]["bytes_read"],
-        **host,
+        "device": str(engine.device),
+        **counted,
     }
     if arguments.json:
         print(json.dumps(result))
         return 0
-    lookups = host["hits"] + host["misses"]
+    lookups = counted["hits"] + counted["misses"]
     print(f"prefill  {result['prefill_tps']:9.1f} t/s  ({arguments.prompt} tokens)")
     print(f"decode   {result['decode_tps']:9.1f} t/s  ({arguments.decode} tokens)")
     print(f"startup  {session.startup_s:9.2f} s")
-    print(f"experts  {100 * host['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits")
+    print(
+        f"experts  {100 * counted['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits"
+    )
     return 0
 
 
