@@ -78,13 +78,13 @@ class HostTier:
         for slot, fault in self._populator.ended():
             assert isinstance(slot, int)
             self._populating_count -= 1
-            if fault is None:
+            if not fault:
                 self._populated[slot] = True
                 self._reader.register(self._slots[slot])
                 self._read(self._grants[slot])
             else:
                 error = ReadFailed(
-                    f"there is no memory for a slot of the host cache: {fault.strerror}",
+                    f"there is no memory for a slot of the host cache: {fault}",
                     "end other programs, or restart the daemon with a smaller --host-cache",
                 )
                 refused.append(Completion(slot, error, 0, 0.0))

@@ -63,7 +63,7 @@ class Populator:
     def __init__(self, find: Callable[[memoryview], None]) -> None:
         self._find = find
         self._jobs: SimpleQueue[tuple[Hashable, memoryview] | None] = SimpleQueue()
-        self._ended: deque[tuple[Hashable, OSError | None]] = deque()
+        self._ended: deque[tuple[Hashable, str]] = deque()
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._work, name="populate", daemon=True)
         self._thread.start()
@@ -75,8 +75,8 @@ class Populator:
         """Exactly one entry of a later `ended` has this key."""
         self._jobs.put((key, buffer))
 
-    def ended(self) -> list[tuple[Hashable, OSError | None]]:
-        """Key and fault of each buffer that is done with since."""
+    def ended(self) -> list[tuple[Hashable, str]]:
+        """Key of each buffer that is done with since, and why it got no pages, or ""."""
         # The bell is silenced before the results are taken: one that ends in between rings again.
         with suppress(BlockingIOError):
             os.eventfd_read(self._doorbell)
@@ -100,11 +100,11 @@ class Populator:
         if job is None:
             return False
         key, buffer = job
-        fault = None
+        fault = ""
         try:
             self._find(buffer)
         except OSError as error:
-            fault = error
+            fault = error.strerror or str(error)
         self._ended.append((key, fault))
         os.eventfd_write(self._doorbell, 1)
         return True

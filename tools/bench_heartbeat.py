@@ -141,9 +141,9 @@ def main() -> None:
     if options.greedy:
         return read_greedily(options.model, options.experts)
     logging.basicConfig(level="WARNING")
-    if "STREAMD_RUNTIME_DIR" not in os.environ:
-        os.environ["STREAMD_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="beat-")
-    values = measure(options)
+    with tempfile.TemporaryDirectory(prefix="beat-") as directory:
+        os.environ["STREAMD_RUNTIME_DIR"] = directory
+        values = measure(options)
     print(
         json.dumps(values) if options.json else "\n".join(f"{k:<20} {v}" for k, v in values.items())
     )

@@ -2,12 +2,13 @@
 
 Three of its habits shape this file. Its wait functions hold the GIL, so none is called: the ring's
 descriptor is polled instead. An Iovec keeps no reference to its buffer, yet its constructor leaks
-one: each is made of a bare address, once. And a preparation that fails leaves its half-filled
-entry in the queue, so whatever can fail comes before the entry is taken.
+one: each is made of a bare address, and its hold on that released. And a preparation that fails
+leaves its half-filled entry in the queue, so whatever can fail comes before the entry is taken.
 """
 
 import ctypes
 import errno
+import sys
 
 import liburing as uring
 
@@ -91,9 +92,19 @@ class LiburingEngine:
         if iovec is None:
             if len(self._iovecs) == IOVECS_MAX:
                 del self._iovecs[next(iter(self._iovecs))]
-            bare = (ctypes.c_ubyte * size_bytes).from_address(address)
-            iovec = self._iovecs[key] = uring.Iovec([memoryview(bare)])
+            iovec = self._iovecs[key] = _make_iovec(address, size_bytes)
         return iovec
+
+
+def _make_iovec(address: int, size_bytes: int) -> uring.Iovec:
+    view = memoryview((ctypes.c_ubyte * size_bytes).from_address(address))
+    before = sys.getrefcount(view)
+    iovec = uring.Iovec([view])
+    for _ in range(sys.getrefcount(view) - before):
+        # Py_buffer: void *buf, PyObject *obj, and nine more fields that the release does not read
+        held = (ctypes.c_void_p * 16)(0, id(view))
+        ctypes.pythonapi.PyBuffer_Release(held)
+    return iovec
 
 
 def _registered_buffers(ring_fd: int) -> RegisteredBuffers | None:

@@ -28,16 +28,17 @@ HOLD_S = 0.001
 class SlabReader:
     """Attached to the daemon `name`, which serves `model`.
 
+    compare_with: the model, or a copy of it that stays as it is.
     slab_count: slabs compared with the file; torn_count: those that differed from it at some time.
     """
 
-    def __init__(self, model: Path, name: str) -> None:
+    def __init__(self, model: Path, name: str, compare_with: Path | None = None) -> None:
         index = GgufIndex.open(model)
         self.experts = ExpertIndex.from_gguf(index)
         self.layers = [layer for size in self.experts.classes for layer in size.layers]
         self.client = SlotClient(name, index, self.experts)
         self.slab_count = self.torn_count = self.section_count = 0
-        self._file = np.memmap(model, np.uint8, mode="r")
+        self._file = np.memmap(compare_with or model, np.uint8, mode="r")
 
     def close(self) -> None:
         self.client.close()
