@@ -15,11 +15,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from shared import shm
-from streamd.pages import page_report
 from streamd.populate import PageFinder, populate
 from streamd.readers.depth import DepthController
 from streamd.readers.direct import open_file
@@ -33,7 +34,9 @@ ALIGN_BYTES = 4096
 ADAPTIVE_DEPTH, ADAPTIVE_SLOTS = 32, 64
 WAIT_MS = 10_000
 PR_SET_THP_DISABLE = 41
-SMAPS_AFTER_S = 0.3
+LOOK_AFTER_S = 0.3
+PAGE_BYTES = mmap.PAGESIZE
+FRAME_MASK, PRESENT = (1 << 55) - 1, 1 << 63  # of an entry of /proc/PID/pagemap
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,16 @@ class Reads:
 
 @dataclass(frozen=True)
 class Result:
-    """mean_in_flight_bytes is 0 where nothing is ever in flight, as in a loop of preads."""
+    """mean_in_flight_bytes: 0 where nothing is ever in flight, as in a loop of preads.
+
+    run_bytes: of memory that lies side by side, on the average: a read into it is cut that often.
+    The kernel tells it to root only; else 0.
+    """
 
     mb_s: float
     cpu_ms_per_gb: float
     mean_in_flight_bytes: float = 0.0
-    pages: str = ""
+    run_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class ReaderRun:
         for slot in slots:
             find_pages(slot)
         find_pages.close()
-        pages = page_report(shm.address(mapping)).kind
+        run_bytes = mean_run_bytes(os.getpid(), shm.address(mapping), len(mapping))
         # Without an alignment a file is taken for one that cannot be read directly.
         file = open_file(reads.path) if self.direct else open_file(reads.path, align_of=_no_align)
         depth = self.depth or ADAPTIVE_DEPTH
@@ -90,12 +97,14 @@ class ReaderRun:
             for slot in slots:
                 reader.register(slot)
         try:
-            return self._run(reader, slots, reads, pages)
+            return self._run(reader, slots, reads, run_bytes)
         finally:
             reader.close()
             file.close()
 
-    def _run(self, reader: Reader, slots: list[memoryview], reads: Reads, pages: str) -> Result:
+    def _run(
+        self, reader: Reader, slots: list[memoryview], reads: Reads, run_bytes: float
+    ) -> Result:
         bell = select.poll()
         bell.register(reader.fileno(), select.POLLIN)
         free, waiting = list(range(len(slots))), iter(reads.offsets)
@@ -113,9 +122,9 @@ class ReaderRun:
                     raise completion.error
                 free.append(completion.key)
                 left -= 1
-        result = clock.result(reads.total_bytes, pages)
-        byte_s = reader.stats().in_flight_byte_s
-        return Result(result.mb_s, result.cpu_ms_per_gb, byte_s / clock.elapsed_s, pages)
+        result = clock.result(reads.total_bytes)
+        mean_bytes = reader.stats().in_flight_byte_s / clock.elapsed_s
+        return replace(result, mean_in_flight_bytes=mean_bytes, run_bytes=run_bytes)
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class FioRun:
             head = ["fio version 2 iolog", f"{path} add", f"{path} open"]
             log.write("\n".join([*head, *lines, f"{path} close", ""]))
             log.flush()
-            huge_bytes, output = self._start(log.name)
+            run_bytes, output = self._start(log.name, reads.size_bytes)
         job = json.loads(output[output.index("{") :])["jobs"][0]
         read = job["read"]
         cpu_ms = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]
@@ -141,11 +150,11 @@ class FioRun:
             read["bw_bytes"] / 1e6,
             cpu_ms / (read["io_bytes"] / 1e9),
             read["bw_bytes"] * read["lat_ns"]["mean"] / 1e9,
-            "2 MiB" if huge_bytes > self.depth * reads.size_bytes / 2 else "4 KiB",
+            run_bytes,
         )
 
-    def _start(self, log: str) -> tuple[int, str]:
-        """Bytes that stood on huge pages while it ran, and what it printed."""
+    def _start(self, log: str, read_bytes: int) -> tuple[float, str]:
+        """The mean run of its memory, and what it printed."""
         memory = "mmapshared" if self.kind == "shared" else "malloc"
         command = [
             *("fio", "--name=read", f"--read_iolog={log}", "--replay_no_stall=1", "--direct=1"),
@@ -162,12 +171,12 @@ class FioRun:
             env=os.environ | tunables,
             preexec_fn=None if huge else _forbid_huge_pages,  # noqa: PLW1509 - no threads run
         )
-        time.sleep(SMAPS_AFTER_S)
-        smaps = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        time.sleep(LOOK_AFTER_S)
+        run_bytes = mean_run_bytes(process.pid, *_mapping_of(process.pid, self.depth * read_bytes))
         output, _ = process.communicate()
         if process.returncode:
             raise SystemExit(f"fio failed: {output}")
-        return int(smaps.split("AnonHugePages:")[1].split()[0]) << 10, output
+        return run_bytes, output
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,7 @@ class CachedRun:
             _read_all(fd, memory, reads)  # brings it there
             clock = _Clock()
             _read_all(fd, memory, reads)
-            return clock.result(reads.total_bytes, page_report(shm.address(mapping)).kind)
+            return clock.result(reads.total_bytes)
         finally:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
@@ -222,10 +231,32 @@ class _Clock:
         self._cpu_before_s = _cpu_s()
         self._started_s = time.perf_counter()
 
-    def result(self, done_bytes: int, pages: str) -> Result:
+    def result(self, done_bytes: int) -> Result:
         self.elapsed_s = time.perf_counter() - self._started_s
         cpu_ms = (_cpu_s() - self._cpu_before_s) * 1000
-        return Result(done_bytes / self.elapsed_s / 1e6, cpu_ms / (done_bytes / 1e9), 0.0, pages)
+        return Result(done_bytes / self.elapsed_s / 1e6, cpu_ms / (done_bytes / 1e9))
+
+
+def mean_run_bytes(pid: int, address: int, size_bytes: int) -> float:
+    """How much of a process's memory lies side by side, on the average; 0 where that is secret."""
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
+        pagemap.seek(address // PAGE_BYTES * 8)
+        entries = np.frombuffer(pagemap.read(size_bytes // PAGE_BYTES * 8), np.uint64)
+    frames = (entries[entries & PRESENT != 0] & FRAME_MASK).astype(np.int64)
+    if not frames.any():
+        return 0.0
+    return float(len(frames) * PAGE_BYTES / (1 + np.count_nonzero(np.diff(frames) != 1)))
+
+
+def _mapping_of(pid: int, size_bytes: int) -> tuple[int, int]:
+    """Address and size of the smallest mapping that can hold as many bytes."""
+    found = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        start, end = (int(word, 16) for word in line.split()[0].split("-"))
+        if end - start >= size_bytes:
+            found.append((end - start, start))
+    size, start = min(found, default=(0, 0))
+    return start, size
 
 
 def _memory(kind: str, size_bytes: int) -> mmap.mmap:
