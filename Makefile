@@ -10,13 +10,16 @@ VENV := .venv
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 
+# By way of the environment: quotes, dollars and backticks in a prompt are no commands.
+export CHAT_PROMPT := $(value PROMPT)
+
 .PHONY: chat test check clean
 
 chat: $(READY)
 ifeq ($(PROMPT),)
 	@$(VENV)/bin/infer chat --model $(MODEL) $(ARGS)
 else
-	@$(VENV)/bin/infer chat --model $(MODEL) --temp 0 --prompt "$(PROMPT)" $(ARGS)
+	@$(VENV)/bin/infer chat --model $(MODEL) --temp 0 --prompt "$$CHAT_PROMPT" $(ARGS)
 endif
 
 test: $(DEV_READY) check

@@ -6,7 +6,7 @@ import torch
 
 from infer.client import SlotClient
 from shared.daemon_options import CPU
-from shared.errors import GpuError
+from shared.errors import GpuError, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.wire import GPU_TIER, HOST_TIER
@@ -22,11 +22,16 @@ def attach(name: str, index: GgufIndex, experts: ExpertIndex, device: str) -> Sl
             f"--device {device}: torch sees no GPU here",
             "install torch with CUDA and a driver, or leave --device out",
         )
-    if named_gpu or (device == "auto" and torch.cuda.is_available()):
+    if named_gpu or (device == "auto" and _usable_gpu()):
         try:
             return SlotClient(name, index, experts, GPU_TIER)
-        except GpuError as error:
+        except (GpuError, PlanError) as error:  # none there, or no room for one more client
             if named_gpu:
                 raise
             log.info("the CPU computes: %s", error)
     return SlotClient(name, index, experts, HOST_TIER)
+
+
+def _usable_gpu() -> bool:
+    """Whether our kernels run on the GPU that torch sees (compute capability 7.5)."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 5)

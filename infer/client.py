@@ -66,6 +66,7 @@ class SlotClient:
         self._endpoints = Endpoints.of(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
+        self._doorbell = -1
         self._past_hits = self._past_misses = 0  # of attachments that were revoked
         membarrier.register()
         try:
@@ -80,12 +81,15 @@ class SlotClient:
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             attached, descriptors = self._shake_hands()
+            self._doorbell = descriptors.pop()
             map_tier = map_gpu_tier if self._tier == GPU_TIER else map_host_tier
-            self.mapping = map_memory(attached, descriptors[:-1], self.experts, map_tier)
+            self.mapping = map_memory(attached, descriptors, self.experts, map_tier)
         except BaseException:
             self._unix.close()
+            if self._doorbell >= 0:
+                os.close(self._doorbell)
+                self._doorbell = -1
             raise
-        self._doorbell = descriptors[-1]
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.setsockopt(zmq.ROUTING_ID, routing_id(attached.ticket))
@@ -145,7 +149,7 @@ class SlotClient:
     def _lost(self, why: str) -> DaemonLost:
         return DaemonLost(
             f"the daemon {self._endpoints.name!r} is gone: {why}",
-            "see its log, start it again, then start this again",
+            "see its log; start this again, and the daemon too unless it was only reloaded",
         )
 
     # Reading experts

@@ -11,7 +11,7 @@ from shared.daemon_options import DaemonOptions
 from shared.errors import DaemonLost, from_wire
 
 START_DEADLINE_S = 600.0
-STOP_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 5.0
 
 
 class EmbeddedDaemon:
@@ -24,6 +24,7 @@ class EmbeddedDaemon:
 
     def __init__(self, model: Path, options: DaemonOptions, name: str) -> None:
         self.name = name
+        self._serves = False
         owner_read, self._owner_write = os.pipe()
         self._ready_read, ready_write = os.pipe()
         command = [
@@ -50,6 +51,7 @@ class EmbeddedDaemon:
             word = json.loads(line)
             if "error" in word:
                 raise from_wire(*word["error"])
+            self._serves = True
         elif readable:
             raise DaemonLost(
                 f"the daemon that was started has ended: exit code {self._process.wait()}",
@@ -62,10 +64,11 @@ class EmbeddedDaemon:
             )
 
     def close(self) -> None:
-        """Let the daemon end, and wait for it."""
+        """Let the daemon end, and wait for it; one that others have attached to ends with them."""
         os.close(self._owner_write)
         try:
             self._process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            if not self._serves:
+                self._process.kill()
+                self._process.wait()

@@ -55,7 +55,7 @@ class KvCache:
         if self.length + token_count > self.context:
             raise RequestError(
                 f"{self.length + token_count} tokens do not fit a context of {self.context}",
-                "give a larger --ctx, a shorter prompt, or /reset the conversation",
+                "give a shorter text, a larger --ctx if the model has it, or /reset a chat",
             )
 
     def truncate(self, length: int) -> None:

@@ -68,11 +68,13 @@ def map_memory(
             "daemon and client are of different versions: restart the daemon",
         )
     table_fd, area_fd, arena_fd, resident_fd = descriptors
-    table_region = shm.map_readonly(table_fd, shape.table_bytes)
-    area_region = shm.map_writable(area_fd, shape.area_bytes)
-    memory = map_tier(attached, arena_fd, resident_fd)
-    for fd in descriptors:
-        os.close(fd)
+    try:
+        table_region = shm.map_readonly(table_fd, shape.table_bytes)
+        area_region = shm.map_writable(area_fd, shape.area_bytes)
+        memory = map_tier(attached, arena_fd, resident_fd)
+    finally:
+        for fd in descriptors:
+            os.close(fd)
     table = ResidencyTable(table_region, shape)
     table.check_header()
     offsets = experts.part_offsets

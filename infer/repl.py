@@ -36,18 +36,20 @@ def chat(session: Session, config: ChatConfig, prompt: str | None) -> int:
     if interactive:
         print("Type a message, or /help.", file=sys.stderr)
     read_line = _terminal_reader() if interactive else _read_piped_line
+    failed = False
     while True:
         try:
             text = read_line().strip()
             if text in ("/exit", "/quit"):
-                return 0
+                break
             if text:
-                talk.take(text)
+                failed |= not talk.take(text)
         except EOFError:
-            return 0
+            break
         except KeyboardInterrupt:  # at the prompt, or once more just after an answer was stopped
             if not interactive:
                 raise
+    return int(failed and not interactive)  # a script must be able to tell
 
 
 class Chat:
@@ -65,8 +67,8 @@ class Chat:
         self._effort = self._initial_effort()
         self._messages: list[dict[str, str]] = []
 
-    def take(self, text: str) -> None:
-        """One line of a conversation: a command or a message; errors are shown, not raised."""
+    def take(self, text: str) -> bool:
+        """One line of a conversation: a command or a message; False after an error, then shown."""
         try:
             if text.startswith("/"):
                 self._command(*text[1:].split(maxsplit=1))
@@ -74,8 +76,10 @@ class Chat:
                 self.say(text)
         except (RequestError, ReadFailed) as error:
             _show(str(error))
+            return False
         except KeyboardInterrupt:
             _show("(stopped)")
+        return True
 
     def say(self, text: str) -> None:
         """Answer a message on stdout. It becomes part of the conversation if an answer began."""

@@ -1,6 +1,7 @@
 """A model ready to run: attached to the daemon that serves it, or to one started for it."""
 
 import os
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import fields
@@ -72,11 +73,20 @@ class Session:
                 f"the daemon {record.name!r} serves {record.model}, not {config.model}",
                 "leave out --name or --model",
             )
+        ignored = [word for word in self._daemon_options().arguments() if word.startswith("--")]
+        ignored = [word for word in ignored if word != "--device"]  # that is the client's choice
+        if ignored:
+            print(
+                f"infer: {record.name!r} runs already: {' '.join(ignored)} change nothing",
+                file=sys.stderr,
+            )
         return Path(record.model), record.name
 
-    def _start_daemon(self, model: Path, stack: ExitStack) -> EmbeddedDaemon:
+    def _daemon_options(self) -> DaemonOptions:
         config = self._config
-        options = DaemonOptions(**{f.name: getattr(config, f.name) for f in fields(DaemonOptions)})
-        embedded = EmbeddedDaemon(model, options, f"embedded-{os.getpid()}")
+        return DaemonOptions(**{f.name: getattr(config, f.name) for f in fields(DaemonOptions)})
+
+    def _start_daemon(self, model: Path, stack: ExitStack) -> EmbeddedDaemon:
+        embedded = EmbeddedDaemon(model, self._daemon_options(), f"embedded-{os.getpid()}")
         stack.callback(embedded.close)
         return embedded

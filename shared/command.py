@@ -13,6 +13,7 @@ EXIT_BROKEN_PIPE = 141
 
 def run_command(program: str, command: Callable[[], int | None]) -> int:
     """Run `command`; its exit code, or that of the error it raised, which is shown on stderr."""
+    _open_standard_streams()
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -25,6 +26,26 @@ def run_command(program: str, command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing may be flushed to it at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _drop_output() -> None:
+    """Nobody takes our output any more; nothing may be flushed to it at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_standard_streams() -> None:
+    """Descriptors 0 to 2 that were closed: else what is opened next would get their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - for as long as we live
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import dataclasses
+import gc
 import json
 import logging
 import os
@@ -71,51 +73,59 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    ready_fd: int | None = arguments.ready_fd
+    starter = _Starter(arguments.ready_fd)
     try:
-        _serve_until_stopped(arguments, ready_fd)
+        _serve_until_stopped(arguments, starter)
     except StreamError as error:
-        if ready_fd is not None:
-            _tell_ready(ready_fd, {"error": [error.code, error.message, error.remedy]})
+        if starter.tell({"error": [error.code, error.message, error.remedy]}):
             return 1
         raise
     return 0
 
 
-def _serve_until_stopped(arguments: argparse.Namespace, ready_fd: int | None) -> None:
+def _serve_until_stopped(arguments: argparse.Namespace, starter: "_Starter") -> None:
     from streamd.daemon import Daemon  # noqa: PLC0415 - numpy and zmq, which `stop` does not need
     from streamd.descriptors import raise_limit  # noqa: PLC0415
 
     config = read_config(arguments)
+    # The working directory may be gone by the time the file is opened anew.
+    config = dataclasses.replace(config, model=config.model.absolute())
     logging.basicConfig(
         level=config.log_level.upper(), format="streamd: %(message)s", stream=sys.stderr
     )
     raise_limit()
     endpoints = Endpoints.of(config.daemon_name)
-    record = DaemonRecord(
-        config.daemon_name, os.getpid(), str(config.model.absolute()), PROTOCOL_VERSION
-    )
+    record = DaemonRecord(config.daemon_name, os.getpid(), str(config.model), PROTOCOL_VERSION)
     with claim(endpoints, record):
         while True:
             daemon = Daemon(config, endpoints)
             daemon.stop_on_signals()
+            gc.collect()  # the one before a reload: its memory must be free for this one's plan
             with daemon:
                 if arguments.owner_fd is not None:
                     daemon.watch_owner(arguments.owner_fd)
                 logging.info("serving %s as %r", config.model, config.daemon_name)
-                if ready_fd is not None:
-                    _tell_ready(ready_fd, {"name": config.daemon_name})
-                    ready_fd = None
+                starter.tell({"name": config.daemon_name})
                 daemon.run()
             if daemon.orphaned or not daemon.reload_wanted:
                 return
 
 
-def _tell_ready(fd: int, word: dict[str, Any]) -> None:
-    """One line for whoever started us: that we serve, or why not."""
-    with contextlib.suppress(BrokenPipeError):  # it has gone; the owner's descriptor will tell
-        os.write(fd, json.dumps(word).encode() + b"\n")
-    os.close(fd)
+class _Starter:
+    """Whoever started us and waits at the other end of a pipe to hear that we serve, or why not."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def tell(self, word: dict[str, Any]) -> bool:
+        """One line, once; False if nobody waits (any more)."""
+        if self._fd is None:
+            return False
+        with contextlib.suppress(BrokenPipeError):  # it has gone; the owner's descriptor will tell
+            os.write(self._fd, json.dumps(word).encode() + b"\n")
+        os.close(self._fd)
+        self._fd = None
+        return True
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -165,7 +175,8 @@ def _stop(arguments: argparse.Namespace) -> int:
     try:
         ask(record.name, Stop())
     except DaemonLost:
-        os.kill(record.pid, signal.SIGTERM)  # it is loading, or too busy to listen
+        with contextlib.suppress(ProcessLookupError):  # it is loading, or too busy to listen
+            os.kill(record.pid, signal.SIGTERM)
     wait_until_gone(record)
     print(f"stopped {record.name}")
     return 0

@@ -11,7 +11,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 import zmq
@@ -34,6 +33,9 @@ log = logging.getLogger(__name__)
 
 # Connections that have not attached (yet) count too.
 MAX_CONNECTIONS = 2 * MAX_CLIENTS
+# Beyond those: told so when they ask to attach. Closed before it has asked, a client would see
+# no answer.
+MAX_TURNED_AWAY = 32
 MAX_ATTACH_BYTES = 1 << 16
 # Requests taken in one turn of the main loop, so that a flood does not hold up completions.
 MAX_REQUESTS_PER_TURN = 256
@@ -54,6 +56,7 @@ class Control:
     def __init__(self, endpoints: Endpoints, handler: Handler) -> None:
         self._handler = handler
         self._connections: dict[int, socket.socket] = {}
+        self._deaf = False  # whether new connections are left waiting
         self._tickets: dict[int, int] = {}  # descriptor -> ticket
         self._watched: dict[int, Callable[[], None]] = {}
         self._context = zmq.Context(io_threads=1)
@@ -134,21 +137,15 @@ class Control:
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
+            # Out of descriptors: the connection stays ready, so it is looked at again only when
+            # another one has gone.
             log.warning("a connection could not be accepted: %s", error)
+            self._poller.unregister(self._listener.fileno())
+            self._deaf = True
             return
         connection.setblocking(False)
-        if len(self._connections) >= MAX_CONNECTIONS:
-            full = DaemonBusy(
-                f"{MAX_CONNECTIONS} connections are open, the most there may be",
-                "end another client",
-            )
-            with suppress(
-                OSError
-            ):  # closing with its message unread would make the answer an error
-                connection.recv(MAX_ATTACH_BYTES)
-            self._reply(connection, Refused.because(full), [])
-            connection.close()
-        elif _peer_uid(connection) not in (os.getuid(), 0):
+        crowded = len(self._connections) >= MAX_CONNECTIONS + MAX_TURNED_AWAY
+        if crowded or _peer_uid(connection) not in (os.getuid(), 0):
             connection.close()
         else:
             self._connections[connection.fileno()] = connection
@@ -167,6 +164,11 @@ class Control:
             self._hang_up(fd)
             return
         try:
+            if len(self._connections) > MAX_CONNECTIONS:
+                raise DaemonBusy(
+                    f"{MAX_CONNECTIONS} connections are open, the most there may be",
+                    "end another client",
+                )
             if fd in self._tickets:
                 raise ProtocolMismatch("this connection is attached already")
             message = decode(frame)
@@ -184,6 +186,9 @@ class Control:
     def _hang_up(self, fd: int) -> None:
         connection = self._connections.pop(fd)
         self._poller.unregister(fd)
+        if self._deaf:
+            self._deaf = False
+            self._poller.register(self._listener.fileno(), zmq.POLLIN)
         ticket = self._tickets.pop(fd, None)
         connection.close()
         if ticket is not None:

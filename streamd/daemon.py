@@ -235,10 +235,10 @@ class Daemon:
                 return Stats(self.stats())
             case Reload():
                 log.info("reloading %s", self.config.model)
-                self.reload_wanted = self.stopping = True
+                self._stop(reload=True)
                 return Stopping(os.getpid())
             case Stop():
-                self.stopping = True
+                self._stop(reload=False)
                 return Stopping(os.getpid())
         raise RequestError(f"{type(message).__name__} is not a request")
 
@@ -246,7 +246,7 @@ class Daemon:
         uptime_s = round(time.monotonic() - self._started_s, 3)
         return {
             "name": self.config.daemon_name,
-            "model": str(self.config.model.resolve()),
+            "model": str(self.config.model),
             "pid": os.getpid(),
             "uptime_s": uptime_s,
             "fault": str(self.fault) if self.fault else None,
@@ -263,10 +263,14 @@ class Daemon:
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         log.info("%s", signal.Signals(signum).name)
-        self.reload_wanted = signum == signal.SIGHUP
-        self.stopping = True
+        self._stop(reload=signum == signal.SIGHUP)
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
+
+    def _stop(self, reload: bool) -> None:
+        """A stop outweighs a reload, whichever comes first."""
+        self.reload_wanted = reload and (self.reload_wanted or not self.stopping)
+        self.stopping = True
 
     def watch_owner(self, fd: int) -> None:
         """An embedded daemon ends once its owner has closed `fd` and no client is left."""

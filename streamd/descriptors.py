@@ -25,7 +25,10 @@ def raise_limit() -> None:
 def check_left() -> None:
     """DaemonBusy if one more client would leave fewer than the reserve."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_count = len(os.listdir("/proc/self/fd"))
+    try:
+        open_count = len(os.listdir("/proc/self/fd"))
+    except OSError:  # not even one is left to look with
+        open_count = limit
     if open_count + RESERVE_COUNT > limit:
         raise DaemonBusy(
             f"the daemon has {open_count} of the {limit} files open that it may have",

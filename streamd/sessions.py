@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shared.errors import ClientRevoked, DaemonBusy
@@ -33,7 +34,8 @@ class Session:
     revoked: bool = False
 
     def ring(self) -> None:
-        os.eventfd_write(self.doorbell, 1)
+        with suppress(BlockingIOError):  # full: it is ringing already
+            os.eventfd_write(self.doorbell, 1)
 
     def close(self) -> None:
         self.region.close()

@@ -40,6 +40,10 @@ def model_values(
     }
 
 
+# Clients write some of the counters: whatever they say, it must go on the wire.
+MAX_COUNT = 2**62
+
+
 def gpu_tier_values(gpu: GpuTier | None) -> dict[str, int | str]:
     if gpu is None:
         return {**NO_GPU_TIER}
@@ -56,7 +60,9 @@ def tier_values(cache: HostCache, arena_bytes: int) -> dict[str, int]:
     clients = cache.clients.values()
     counters = cache.counters
     return {
-        "hits": counters.departed_hits + sum(client.area.hits for client in clients),
+        "hits": min(
+            counters.departed_hits + sum(client.area.hits for client in clients), MAX_COUNT
+        ),
         "misses": counters.misses,
         "evictions": counters.evictions,
         "joined_reads": counters.joined_reads,

@@ -85,10 +85,13 @@ class MoeFfn:
         def compute(addresses: npt.NDArray[np.int64]) -> None:
             gate, up, down = np.ascontiguousarray(addresses.T)
             batch = ExpertBatch(self._format, wave.pairs, wave.group_start, gate, up, down)
-            self._kernels.experts(x, batch, rows, exact)
-            if x.device.type == "cuda":
-                # Slots may be reused once the section ends: the GPU must be done reading them.
-                torch.cuda.current_stream(x.device).synchronize()
+            try:
+                self._kernels.experts(x, batch, rows, exact)
+            finally:
+                if x.device.type == "cuda":
+                    # Slots may be reused once the section ends, however it ends: the GPU must be
+                    # done reading them.
+                    torch.cuda.current_stream(x.device).synchronize()
 
         use_counts = np.diff(wave.group_start)
         self._source.read(self._layer, wave.experts, use_counts, compute)

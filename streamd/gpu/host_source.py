@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from shared.arena import PART_COUNT, ArenaLayout
+from shared.errors import GpuError
 from shared.experts import ExpertIndex
 from streamd.gpu.device import Copy, GpuDevice
 
@@ -54,5 +56,6 @@ class HostSource:
     def close(self) -> None:
         for slot, pinned in enumerate(self._pinned):
             if pinned:
-                self._device.unpin(int(self._stretches[slot, 0, 0]))
+                with suppress(GpuError):  # after a fatal one the driver lets nothing go
+                    self._device.unpin(int(self._stretches[slot, 0, 0]))
         self._pinned = [False] * len(self._pinned)

@@ -3,12 +3,15 @@
 import json
 import re
 import resource
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shared.errors import DaemonBusy
+from shared.runtime_dir import Endpoints
+from streamd.control import MAX_CONNECTIONS
 from streamd.io_best import IoBest, drive_of, save_best
 
 FLOOR = "6M"
@@ -62,6 +65,27 @@ def test_without_descriptors_clients_are_refused_and_the_daemon_lives_on(
     read_everything(second)
     for reader in first, second:
         reader.close()
+
+
+def test_one_connection_too_many_is_told_so(place, demo_model, slab_reader):
+    place.daemon(demo_model, "--name", "full", "--host-cache", FLOOR)
+    idle = []
+    for _ in range(MAX_CONNECTIONS):
+        idle.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        idle[-1].connect(str(Endpoints.of("full").unix_path))
+    with pytest.raises(DaemonBusy, match=f"{MAX_CONNECTIONS} connections"):
+        slab_reader.SlabReader(demo_model, "full")
+    for connection in idle:
+        connection.close()
+    place.wait_until(lambda: _may_attach(slab_reader, demo_model), "there is room again")
+
+
+def _may_attach(slab_reader, model: Path) -> bool:
+    try:
+        slab_reader.SlabReader(model, "full").close()
+    except DaemonBusy:
+        return False
+    return True
 
 
 def test_memory_that_is_refused_is_told_before_anything_is_served(place, demo_model, monkeypatch):

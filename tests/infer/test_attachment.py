@@ -4,7 +4,7 @@ import pytest
 
 from infer import attachment
 from infer.attachment import attach
-from shared.errors import DaemonLost, GpuError
+from shared.errors import DaemonLost, GpuError, PlanError
 from shared.wire import GPU_TIER, HOST_TIER
 
 
@@ -12,7 +12,7 @@ from shared.wire import GPU_TIER, HOST_TIER
 def ask(monkeypatch):
     """ask(device, torch_has_gpu, refusal of the GPU tier) -> the tiers asked for, in order."""
 
-    def ask(device, torch_has_gpu, refusal=None):
+    def ask(device, torch_has_gpu, refusal=None, capability=(9, 0)):
         asked = []
 
         def client(_name, _index, _experts, tier):
@@ -23,6 +23,7 @@ def ask(monkeypatch):
 
         monkeypatch.setattr(attachment, "SlotClient", client)
         monkeypatch.setattr(attachment.torch.cuda, "is_available", lambda: torch_has_gpu)
+        monkeypatch.setattr(attachment.torch.cuda, "get_device_capability", lambda: capability)
         assert attach("name", None, None, device) == asked[-1]
         return asked
 
@@ -33,6 +34,11 @@ def test_auto_takes_the_gpu_where_both_have_one(ask):
     assert ask("auto", True) == [GPU_TIER]
     assert ask("auto", False) == [HOST_TIER]
     assert ask("auto", True, GpuError("the daemon has no GPU tier", "")) == [GPU_TIER, HOST_TIER]
+
+
+def test_auto_passes_over_a_gpu_that_is_too_old_or_full(ask):
+    assert ask("auto", True, capability=(7, 0)) == [HOST_TIER]
+    assert ask("auto", True, PlanError("no room", "")) == [GPU_TIER, HOST_TIER]
 
 
 def test_cpu_never_asks_for_the_gpu(ask):

@@ -27,7 +27,7 @@ from shared.wire import (
     encode,
     routing_id,
 )
-from streamd.control import MAX_ATTACH_BYTES, MAX_CONNECTIONS, Control
+from streamd.control import MAX_ATTACH_BYTES, MAX_CONNECTIONS, MAX_TURNED_AWAY, Control
 
 PATIENCE_MS = 10_000
 TICKET = 4242
@@ -259,7 +259,7 @@ def test_a_connection_too_many_is_refused(control, daemon, connect):
     for _ in range(MAX_CONNECTIONS - 1):
         connect()
     one_too_many = connect()
-    answer = decode(one_too_many.recv(MAX_MESSAGE_BYTES))
+    answer, _ = say(control, one_too_many, ATTACH)
     assert "connections are open" in answer.message
     assert answer.remedy
     assert has_ended(one_too_many)
@@ -268,6 +268,12 @@ def test_a_connection_too_many_is_refused(control, daemon, connect):
     answer, (descriptor,) = say(control, connect(), ATTACH)
     assert isinstance(answer, Attached)
     os.close(descriptor)
+
+
+def test_a_crowd_of_them_is_hung_up_on(control, daemon, connect):
+    for _ in range(MAX_CONNECTIONS + MAX_TURNED_AWAY):
+        connect()
+    assert has_ended(connect())
 
 
 def test_closing_hangs_up_on_everybody(daemon, endpoints):

@@ -3,6 +3,7 @@
 The arena between the targets is filled with a pattern, so a read that strays is seen.
 """
 
+import gc
 import mmap
 import os
 import random
@@ -216,6 +217,7 @@ def engine_name(each_engine) -> str:
     name, reason = each_engine
     if reason:
         pytest.skip(reason)
+    gc.collect()  # what other tests have left behind is not ours
     before = set(os.listdir("/proc/self/fd"))
     yield name
     assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
