@@ -84,11 +84,17 @@ def test_no_orphan_is_left_by_a_client_that_is_killed(attached, place, demo_mode
     assert place.leftovers() == []
 
 
-def test_an_embedded_daemon_outlives_its_owner_while_others_use_it(place, slab_reader, demo_model):
+@pytest.mark.parametrize("end", ["killed", "by itself"])
+def test_an_embedded_daemon_outlives_its_owner_while_others_use_it(
+    end, place, slab_reader, demo_model
+):
     owner = place.start("infer", "chat", "--model", demo_model, stdin=subprocess.PIPE)
     (daemon,) = place.wait_until(running_daemons, "an embedded daemon")
     reader = slab_reader.SlabReader(demo_model, daemon.name)
-    owner.kill()
+    if end == "killed":
+        owner.kill()
+    else:
+        owner.stdin.close()
     owner.wait()
     for layer in reader.layers:
         reader.read(layer, np.arange(4))

@@ -113,6 +113,19 @@ def reload_by_signal(place: Any, daemon: Any) -> None:
     daemon.process.send_signal(signal.SIGHUP)
 
 
+def test_reloads_do_not_add_up(place, daemon):
+    """Each takes the memory and the descriptors of the one before."""
+
+    def held() -> tuple[int, int]:
+        maps = Path(f"/proc/{daemon.pid}/maps").read_text().count("/memfd:streamd-slots")
+        return maps, len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+    before = held()
+    for _ in range(3):
+        reload_by_command(place, daemon)
+    place.wait_until(lambda: held() <= before, "the old memory goes")
+
+
 @pytest.mark.parametrize("reload", [reload_by_command, reload_by_signal])
 def test_reload_takes_the_file_as_it_is_now(
     reload, place, model, daemon, attach, gguf_factory, slab_reader

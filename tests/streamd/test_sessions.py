@@ -45,6 +45,13 @@ def test_numbers_are_the_smallest_free_ones_and_tickets_are_new(sessions):
     assert {session.ticket for session in sessions} == tickets - {second.ticket}
 
 
+def test_a_doorbell_that_its_client_has_filled_up_does_no_harm(sessions):
+    session = come(sessions)
+    os.eventfd_write(session.doorbell, 2**64 - 2)
+    session.ring()
+    assert os.eventfd_read(session.doorbell) == 2**64 - 2
+
+
 def test_another_daemon_gives_other_tickets():
     tickets = set()
     for _ in range(5):
