@@ -114,7 +114,7 @@ def test_a_chat_whose_daemon_dies_says_so(module_place, streaming_model):
     assert chat.returncode == 1
     assert err.splitlines() == [
         "infer: the daemon 'dying' is gone: it ended",
-        "  see its log, start it again, then start this again",
+        "  see its log; start this again, and the daemon too unless it was only reloaded",
     ]
     # The dead daemon's files are in nobody's way.
     assert module_place.run("streamd", "stats", "--name", daemon.name).returncode == 1
