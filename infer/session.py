@@ -73,8 +73,9 @@ class Session:
                 f"the daemon {record.name!r} serves {record.model}, not {config.model}",
                 "leave out --name or --model",
             )
-        ignored = [word for word in self._daemon_options().arguments() if word.startswith("--")]
-        ignored = [word for word in ignored if word != "--device"]  # that is the client's choice
+        words = self._daemon_options().arguments()
+        # --device is the client's choice too.
+        ignored = [word for word in words if word.startswith("--") and word != "--device"]
         if ignored:
             print(
                 f"infer: {record.name!r} runs already: {' '.join(ignored)} change nothing",

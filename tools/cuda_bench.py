@@ -4,10 +4,9 @@ import sys
 import time
 from collections.abc import Callable
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
+from gguf_blocks import sound_blocks
 from torch import Tensor
 
 from infer.kernels import reference
@@ -31,19 +30,6 @@ BOUNDS = KernelBounds(
 )
 WORKING_SET_BYTES = 260e6
 Result = dict[str, object]
-
-
-def sound_blocks(kind: TensorType) -> np.ndarray:
-    """64 random blocks with finite weights of about the same size."""
-    rng = np.random.default_rng(kind)
-    found = np.empty((0, row_bytes(kind, GEOMETRY[kind].block_weights)), np.uint8)
-    while len(found) < 64:
-        noise = rng.integers(0, 256, (4000, found.shape[1]), dtype=np.uint8)
-        with np.errstate(all="ignore"):
-            weights = gguf.quants.dequantize(noise, GGMLQuantizationType(kind)).reshape(4000, -1)
-            size = np.sqrt((weights.astype(np.float64) ** 2).mean(1))
-        found = np.concatenate((found, noise[(size > 0.3) & (size < 3)]))
-    return found
 
 
 class Bench:

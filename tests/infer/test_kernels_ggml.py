@@ -6,7 +6,6 @@ most half of 1/127 of their block's largest value: for normal values 0.6% (block
 """
 
 import importlib.util
-from functools import cache
 from pathlib import Path
 
 import gguf
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf_blocks import sound_blocks
 
 from infer.kernels import ggml_library, reference
 from infer.kernels.ggml_cpu import GgmlKernels
@@ -46,20 +46,6 @@ TYPES = (
     *("TQ1_0", "TQ2_0", "MXFP4", "NVFP4", *FLOAT_TYPES),
 )
 LIBRARY_FOLDER = Path(importlib.util.find_spec("libggml").origin).parent
-
-
-@cache
-def sound_blocks(kind):
-    """Random blocks of the type with finite weights of about the same size: no quantiser needed."""
-    rng = np.random.default_rng(kind)
-    found = np.empty((0, row_bytes(kind, GEOMETRY[kind].block_weights)), np.uint8)
-    while len(found) < 64:
-        noise = rng.integers(0, 256, (4000, found.shape[1]), dtype=np.uint8)
-        with np.errstate(all="ignore"):
-            weights = gguf.quants.dequantize(noise, GGMLQuantizationType(kind)).reshape(4000, -1)
-            size = np.sqrt((weights.astype(np.float64) ** 2).mean(1))
-        found = np.concatenate((found, noise[(size > 0.3) & (size < 3)]))
-    return found
 
 
 def quantised(name, rows, columns, seed=1):
