@@ -24,7 +24,7 @@ def attach(name: str, index: GgufIndex, experts: ExpertIndex, device: str) -> Sl
         )
     if named_gpu or (device == "auto" and _usable_gpu()):
         try:
-            return SlotClient(name, index, experts, GPU_TIER)
+            return SlotClient(name, index, experts, GPU_TIER, torch.cuda.synchronize)
         except (GpuError, PlanError) as error:  # none there, or no room for one more client
             if named_gpu:
                 raise

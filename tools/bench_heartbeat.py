@@ -76,7 +76,7 @@ def read_greedily(model: Path, expert_count: int) -> None:
         count = min(expert_count or experts.top_k, client.wave_experts(layer))
         wanted = rng.choice(experts.n_experts, count, replace=False)
         try:
-            client.read(layer, wanted, 1, lambda _: None)
+            client.read(layer, wanted, 1, lambda *_: None)
         except StreamError:
             return
 

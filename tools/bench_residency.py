@@ -32,7 +32,7 @@ def main() -> None:
         client = session.engine.client
         layer = client.experts.classes[0].layers[0]
         experts = np.arange(client.experts.top_k, dtype=np.int32)
-        client.read(layer, experts, 1, lambda _: None)
+        client.read(layer, experts, 1, lambda *_: None)
         row = client.mapping.table.host_slots[layer]
         fetches = client.mapping.area.fetches
 
@@ -40,7 +40,7 @@ def main() -> None:
             return bool((row[experts] >= 0).all())
 
         check_us = median_us(check)
-        section_us = median_us(lambda: client.read(layer, experts, 1, lambda _: None))
+        section_us = median_us(lambda: client.read(layer, experts, 1, lambda *_: None))
         assert client.mapping.area.fetches == fetches, "a hit sent a message"
     print(f"table check of {len(experts)} experts   {check_us:6.2f} us")
     print(f"whole section, all hits      {section_us:6.2f} us")

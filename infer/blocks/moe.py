@@ -31,7 +31,7 @@ class ExpertSource(Protocol):
         layer: int,
         experts: npt.NDArray[np.integer[Any]],
         use_counts: npt.NDArray[np.integer[Any]] | int,
-        compute: Callable[[npt.NDArray[np.int64]], None],
+        compute: Callable[[npt.NDArray[np.intp], npt.NDArray[np.int64]], None],
     ) -> None: ...
 
 
@@ -82,16 +82,11 @@ class MoeFfn:
         return kernels.weighted_sum(rows, weights, shared)
 
     def _run_wave(self, wave: "Wave", x: Tensor, rows: Tensor, exact: bool) -> None:
-        def compute(addresses: npt.NDArray[np.int64]) -> None:
+        def compute(places: npt.NDArray[np.intp], addresses: npt.NDArray[np.int64]) -> None:
+            part = wave.at(places)
             gate, up, down = np.ascontiguousarray(addresses.T)
-            batch = ExpertBatch(self._format, wave.pairs, wave.group_start, gate, up, down)
-            try:
-                self._kernels.experts(x, batch, rows, exact)
-            finally:
-                if x.device.type == "cuda":
-                    # Slots may be reused once the section ends, however it ends: the GPU must be
-                    # done reading them.
-                    torch.cuda.current_stream(x.device).synchronize()
+            batch = ExpertBatch(self._format, part.pairs, part.group_start, gate, up, down)
+            self._kernels.experts(x, batch, rows, exact)
 
         use_counts = np.diff(wave.group_start)
         self._source.read(self._layer, wave.experts, use_counts, compute)
@@ -104,6 +99,16 @@ class Wave:
     experts: npt.NDArray[np.int32]
     pairs: npt.NDArray[np.int32]
     group_start: npt.NDArray[np.int32]
+
+    def at(self, places: npt.NDArray[np.intp]) -> "Wave":
+        """The experts at some places, ascending, with their pairs."""
+        if len(places) == len(self.experts):
+            return self
+        counts = np.diff(self.group_start)[places]
+        group_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        sources = np.repeat(self.group_start[places] - group_start[:-1], counts)
+        pairs = self.pairs[sources + np.arange(group_start[-1], dtype=np.int32)]
+        return Wave(self.experts[places], pairs, group_start)
 
 
 def _waves(ids: npt.NDArray[np.int32], wave_experts: int) -> list[Wave]:

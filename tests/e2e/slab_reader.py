@@ -45,16 +45,16 @@ class SlabReader:
 
     def read(self, layer: int, experts: np.ndarray, stop_first: bool = False) -> None:
         """One section; distinct `experts`, at most as many as a section may need."""
-        torn: np.ndarray
+        torn = np.zeros(len(experts), bool)
 
-        def compute(addresses: np.ndarray) -> None:
-            nonlocal torn, stop_first
+        def compute(places: np.ndarray, addresses: np.ndarray) -> None:
+            nonlocal stop_first
             if stop_first:
                 stop_first = False
                 os.kill(os.getpid(), signal.SIGSTOP)
-            torn = self._differs(layer, experts, addresses)
+            torn[places] = self._differs(layer, experts[places], addresses)
             time.sleep(HOLD_S)
-            torn |= self._differs(layer, experts, addresses)
+            torn[places] |= self._differs(layer, experts[places], addresses)
 
         self.client.read(layer, experts, 1, compute)
         self.section_count += 1

@@ -84,7 +84,10 @@ class LocalModel:
     def read(self, layer, experts, use_counts, compute) -> None:
         assert len(set(experts.tolist())) == len(experts) <= self._wave_experts
         self.read_counts[layer] = self.read_counts.get(layer, 0) + 1
-        compute(self._file.ctypes.data + self.experts.part_offsets[layer, experts])
+        addresses = self._file.ctypes.data + self.experts.part_offsets[layer, experts]
+        # In two parts, as when some have to be read.
+        for places in np.array_split(np.arange(len(experts)), 2):
+            compute(places, addresses[places])
 
     def logits(self, ids, tap=None) -> np.ndarray:
         rows = []

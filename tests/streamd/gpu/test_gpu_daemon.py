@@ -40,7 +40,7 @@ def place(tmp_path_factory, monkeypatch):
     directory = tmp_path_factory.mktemp("run", numbered=True)
     directory.chmod(0o700)
     monkeypatch.setenv("STREAMD_RUNTIME_DIR", str(directory))
-    monkeypatch.setattr("infer.client.map_gpu_tier", map_fake)
+    monkeypatch.setattr("infer.connection.map_gpu_tier", map_fake)
 
 
 @contextmanager
@@ -67,8 +67,9 @@ class Reader:
     def read(self, layer, experts):
         """Compare slabs with the file while they may be read."""
 
-        def compare(addresses):
-            for expert, starts in zip(experts, addresses.tolist(), strict=True):
+        def compare(places, addresses):
+            for place, starts in zip(places, addresses.tolist(), strict=True):
+                expert = experts[place]
                 parts = self.experts.extents(layer, expert)
                 for start, part in zip(starts, parts, strict=True):
                     wanted = self.file[part.offset : part.offset + part.length].tobytes()

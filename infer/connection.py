@@ -1,0 +1,153 @@
+"""The way to the daemon: attach, map its memory, send requests, wait for answers and rings."""
+
+import os
+import socket
+import time
+
+import zmq
+
+from infer.gpu_mapping import map_gpu_tier
+from infer.mapping import Mapping, map_host_tier, map_memory
+from shared.errors import DaemonLost, ProtocolMismatch
+from shared.experts import ExpertIndex
+from shared.gguf_index import GgufIndex
+from shared.runtime_dir import Endpoints, running_daemons
+from shared.wire import (
+    ATTACHED_DESCRIPTOR_COUNT,
+    GPU_TIER,
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Attached,
+    Message,
+    Refused,
+    decode,
+    encode,
+    routing_id,
+)
+
+ATTACH_DEADLINE_S = 30.0
+# Reading the resident tensors of the largest models from a slow disk.
+LOAD_DEADLINE_S = 600.0
+CONNECT_PAUSE_S = 0.05
+
+
+class Connection:
+    """One attachment to a daemon at a time; `mapping` is the present one's memory.
+
+    tier: HOST_TIER or GPU_TIER.
+    """
+
+    mapping: Mapping
+
+    def __init__(self, name: str, index: GgufIndex, experts: ExpertIndex, tier: str) -> None:
+        self._experts = experts
+        self._tier = tier
+        self._endpoints = Endpoints.of(name)
+        self._shards = [list(shard) for shard in index.fingerprints]
+        self._context = zmq.Context(io_threads=1)
+        self._doorbell = -1
+        try:
+            self.attach()
+        except BaseException:
+            self._context.term()
+            raise
+
+    def attach(self) -> None:
+        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            attached, descriptors = self._shake_hands()
+            self._doorbell = descriptors.pop()
+            map_tier = map_gpu_tier if self._tier == GPU_TIER else map_host_tier
+            self.mapping = map_memory(attached, descriptors, self._experts, map_tier)
+        except BaseException:
+            self._unix.close()
+            if self._doorbell >= 0:
+                os.close(self._doorbell)
+                self._doorbell = -1
+            raise
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.setsockopt(zmq.LINGER, 0)
+        self._dealer.setsockopt(zmq.ROUTING_ID, routing_id(attached.ticket))
+        self._dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._dealer.connect(self._endpoints.zmq_url)
+        self._poller = zmq.Poller()
+        self._poller.register(self._dealer, zmq.POLLIN)
+        self._poller.register(self._doorbell, zmq.POLLIN)
+        self._poller.register(self._unix.fileno(), zmq.POLLIN)
+
+    def _shake_hands(self) -> tuple[Attached, list[int]]:
+        self._unix.settimeout(ATTACH_DEADLINE_S)
+        try:
+            self._connect()
+            self._unix.sendall(encode(Attach(os.getpid(), self._shards, self._tier)))
+            frame, descriptors, _, _ = socket.recv_fds(
+                self._unix, MAX_MESSAGE_BYTES, ATTACHED_DESCRIPTOR_COUNT
+            )
+        except OSError as error:
+            raise self.lost(f"it cannot be reached: {error}") from error
+        if not frame:
+            raise self.lost("it hung up")
+        answer = decode(frame)
+        if isinstance(answer, Refused):
+            raise answer.error()
+        if not isinstance(answer, Attached) or len(descriptors) != ATTACHED_DESCRIPTOR_COUNT:
+            raise ProtocolMismatch(
+                "the daemon answered attach with something else",
+                "daemon and client are of different versions: restart the daemon",
+            )
+        return answer, descriptors
+
+    def _connect(self) -> None:
+        """A daemon has its name before it has its sockets: it loads the model in between."""
+        deadline_s = time.monotonic() + LOAD_DEADLINE_S
+        while True:
+            try:
+                self._unix.connect(str(self._endpoints.unix_path))
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                names = [record.name for record in running_daemons()]
+                if self._endpoints.name not in names or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(CONNECT_PAUSE_S)
+
+    def detach(self) -> None:
+        self._dealer.close()
+        self._unix.close()
+        if self._doorbell >= 0:
+            os.close(self._doorbell)
+            self._doorbell = -1  # attaching again may fail, and `close` comes after that too
+
+    def close(self) -> None:
+        self.detach()
+        self._context.term()
+
+    def lost(self, why: str) -> DaemonLost:
+        return DaemonLost(
+            f"the daemon {self._endpoints.name!r} is gone: {why}",
+            "see its log; start this again, and the daemon too unless it was only reloaded",
+        )
+
+    # Requests
+
+    def send(self, message: Message) -> None:
+        try:
+            self._dealer.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise self.lost("it takes no requests") from error
+
+    def next_message(self, deadline_s: float) -> Message | None:
+        """Wait for a ring (None) or a message; raises refusals, DaemonLost, and at the deadline."""
+        left_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
+        events = dict(self._poller.poll(left_ms))
+        if self._dealer in events:
+            message = decode(self._dealer.recv())
+            if isinstance(message, Refused):
+                raise message.error()
+            return message
+        if self._doorbell in events:
+            os.eventfd_read(self._doorbell)
+        elif self._unix.fileno() in events:
+            raise self.lost("it ended")
+        elif not events:
+            raise self.lost("it does not answer")
+        return None
