@@ -106,7 +106,7 @@ class Bench:
         self, engine_name: str, pattern: str, pages: str, depth: int, seconds: float
     ) -> Row:
         """Keep `depth` reads in flight for so long, with an engine that works here."""
-        limit = DepthController(PIECE_BYTES * depth, PIECE_BYTES, PIECE_BYTES * depth)
+        limit = DepthController.fixed(PIECE_BYTES * depth)
         reader = Reader(make_engine(engine_name, depth), self._files, depth, controller=limit)
         slots = self._slots(self.memories[pages])
         for slot in slots:

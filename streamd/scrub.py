@@ -17,6 +17,7 @@ import xxhash
 from shared.arena import stretch_bytes
 from shared.errors import ModelChanged, StreamError
 from shared.gguf_index import GgufIndex
+from streamd.readers.depth import DepthController
 from streamd.readers.direct import OpenFile, open_file
 from streamd.readers.engine import Engine
 from streamd.readers.probe import AUTO, choose_engine
@@ -25,6 +26,8 @@ from streamd.readers.slab_read import Completion, Extent, Priority, SlabRead
 from streamd.regions import private_memory
 
 AHEAD_COUNT = 16
+# Backfill takes a share of it.
+IN_FLIGHT_COUNT = 8
 WAIT_MS = 1000
 # A dead drive would fill pages with them; they are counted all the same.
 MAX_ERRORS_SHOWN = 20
@@ -66,7 +69,8 @@ def scrub(
             files.append(open_file(path))
             stack.callback(files[-1].close)
         engine, _ = choose(AUTO, AHEAD_COUNT)
-        reader = Reader(engine, files, AHEAD_COUNT)
+        limit = DepthController.fixed(IN_FLIGHT_COUNT * PIECE_BYTES)
+        reader = Reader(engine, files, AHEAD_COUNT, controller=limit)
         stack.callback(reader.close)
         capacity = stretch_bytes(PIECE_BYTES, reader.align_bytes)
         memory = memoryview(private_memory(AHEAD_COUNT * capacity))

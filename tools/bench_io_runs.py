@@ -30,8 +30,9 @@ from streamd.readers.slab_read import Extent, SlabRead
 
 KINDS = ("private 4 KiB", "private 2 MiB", "shared")
 ALIGN_BYTES = 4096
-# Reads that wait beyond those in flight, so that the reader itself chooses how many those are.
-ADAPTIVE_DEPTH, ADAPTIVE_SLOTS = 32, 64
+ADAPTIVE_DEPTH, ADAPTIVE_SLOTS = 64, 96
+# Beyond those in flight, so that it is always the reader that chooses how many these are.
+SURPLUS_READS = 4
 WAIT_MS = 10_000
 PR_SET_THP_DISABLE = 41
 LOOK_AFTER_S = 0.3
@@ -90,8 +91,7 @@ class ReaderRun:
         # Without an alignment a file is taken for one that cannot be read directly.
         file = open_file(reads.path) if self.direct else open_file(reads.path, align_of=_no_align)
         depth = self.depth or ADAPTIVE_DEPTH
-        fixed_bytes = depth * slot_bytes
-        fixed = DepthController(fixed_bytes, fixed_bytes, fixed_bytes) if self.depth else None
+        fixed = DepthController.fixed(depth * slot_bytes) if self.depth else None
         reader = Reader(make_engine(self.engine, depth), [file], depth, controller=fixed)
         if self.registered:
             for slot in slots:
@@ -111,8 +111,14 @@ class ReaderRun:
         left = len(reads.offsets)
         clock = _Clock()
         while left:
-            while free and (offset := next(waiting, None)) is not None:
+            # The slot used last is used next: as little memory as fio's buffers, which it goes
+            # through again and again, and which the machine's caches hold.
+            outstanding = len(slots) - len(free)
+            while free and outstanding - reader.stats().in_flight_reads < SURPLUS_READS:
+                if (offset := next(waiting, None)) is None:
+                    break
                 slot = free.pop()
+                outstanding += 1
                 extent = Extent(0, offset, reads.size_bytes, slots[slot])
                 reader.submit(SlabRead(slot, (extent,)))
             if not bell.poll(WAIT_MS):

@@ -28,6 +28,9 @@ class Engine(Protocol):
     def register(self, buffer: memoryview) -> None:
         """Announces memory that will be read into again and again; a hint, never refused."""
 
+    def forget(self, buffer: memoryview) -> None:
+        """Takes back what `register` was told, if anything was; nothing is read into it now."""
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         """Reads from `offset` into the whole of `buffer`, which is kept alive until it has ended.
 

@@ -47,6 +47,10 @@ class LiburingEngine:
         if self._registered is not None:
             self._registered.add(buffer)
 
+    def forget(self, buffer: memoryview) -> None:
+        if self._registered is not None:
+            self._registered.remove(buffer)
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._in_flight) < self.depth
         assert token not in self._in_flight

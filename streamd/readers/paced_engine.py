@@ -53,6 +53,9 @@ class PacedEngine:
     def register(self, buffer: memoryview) -> None:
         self._inner.register(buffer)
 
+    def forget(self, buffer: memoryview) -> None:
+        self._inner.forget(buffer)
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._started_s) + len(self._held) < self.depth
         self._started_s[token] = self._clock()

@@ -28,14 +28,20 @@ class Slab:
     """A slab on its way. It is complete when no piece of it waits or is in flight."""
 
     __slots__ = (
-        *("bytes_read", "error", "files", "key", "pieces_left", "priority", "submitted_s"),
-        "useful_bytes",
+        *("bytes_read", "error", "files", "key", "owner", "pieces_left", "priority"),
+        *("submitted_s", "useful_bytes"),
     )
 
     def __init__(
-        self, key: Hashable, priority: Priority, submitted_s: float, useful_bytes: int
+        self,
+        key: Hashable,
+        priority: Priority,
+        submitted_s: float,
+        useful_bytes: int,
+        owner: int = 0,
     ) -> None:
         self.key = key
+        self.owner = owner
         self.priority = priority
         self.submitted_s = submitted_s
         self.useful_bytes = useful_bytes

@@ -37,6 +37,9 @@ class PreadEngine:
     def register(self, buffer: memoryview) -> None:
         """Nothing to be gained here."""
 
+    def forget(self, buffer: memoryview) -> None:
+        """There is nothing to forget."""
+
     def submit(self, token: int, fd: int, buffer: memoryview, offset: int) -> None:
         assert len(self._in_flight) < self.depth
         assert token not in self._in_flight

@@ -3,34 +3,41 @@
 DEMAND    goes first, up to the whole limit
 PREFETCH  when nothing is demanded, up to a share of the limit: a demand finds room at once
 BACKFILL  when nothing else waits and no demand is in flight: a disk that is idle otherwise
+
+Of one priority, those who asked take turns, a slab each: one that waits for many does not hold up
+one that waits for a few.
 """
 
-from collections import deque
-
+from streamd.fair_queue import FairQueue
 from streamd.readers.pieces import Piece, Slab
 from streamd.readers.slab_read import Priority
 
 PREFETCH_SHARE = 0.5
-BACKFILL_SHARE = 0.25
+BACKFILL_SHARE = 0.5
 
 
 class ReadQueue:
     def __init__(self) -> None:
-        self._waiting: tuple[deque[Piece], ...] = tuple(deque() for _ in Priority)
+        self._waiting = tuple(FairQueue[Piece](_of_one_slab) for _ in Priority)
         self._in_flight = [0 for _ in Priority]
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting))
 
     @property
+    def demanded(self) -> bool:
+        """Whether a demand waits: then the limit is all that holds it back."""
+        return bool(self._waiting[Priority.DEMAND])
+
+    @property
     def in_flight_bytes(self) -> int:
         return sum(self._in_flight)
 
     def push(self, piece: Piece) -> None:
-        self._waiting[piece.slab.priority].append(piece)
+        self._waiting[piece.slab.priority].append(piece.slab.owner, piece)
 
     def push_front(self, piece: Piece) -> None:
-        self._waiting[piece.slab.priority].appendleft(piece)
+        self._waiting[piece.slab.priority].append_first(piece.slab.owner, piece)
 
     def take(self, limit_bytes: int) -> Piece | None:
         """The next piece to read; None if nothing waits, or nothing may start yet.
@@ -40,7 +47,7 @@ class ReadQueue:
         priority = next((p for p in Priority if self._waiting[p]), None)
         if priority is None or not self._may_start(priority, limit_bytes):
             return None
-        piece = self._waiting[priority].popleft()
+        piece = self._waiting[priority].pop()
         piece.charged_to = priority
         self._in_flight[priority] += piece.target.nbytes
         return piece
@@ -48,30 +55,31 @@ class ReadQueue:
     def ended(self, piece: Piece) -> None:
         self._in_flight[piece.charged_to] -= piece.target.nbytes
 
+    def waiting_count(self, slab: Slab) -> int:
+        """Pieces of a slab that wait."""
+        return sum(piece.slab is slab for piece in self._waiting[slab.priority])
+
     def withdraw(self, slab: Slab) -> int:
         """Forget what waits of a slab; how many pieces that were."""
-        waiting = self._waiting[slab.priority]
-        kept = [piece for piece in waiting if piece.slab is not slab]
-        withdrawn_count = len(waiting) - len(kept)
-        waiting.clear()
-        waiting.extend(kept)
+        withdrawn_count = len(self._take_out(slab))
         slab.pieces_left -= withdrawn_count
         return withdrawn_count
 
     def promote(self, slab: Slab) -> None:
-        """Make what is left of a slab a demand, behind the demands that wait already."""
-        waiting = self._waiting[slab.priority]
-        moved = [piece for piece in waiting if piece.slab is slab]
-        self.withdraw(slab)
-        slab.pieces_left += len(moved)
+        """Make what is left of a slab a demand, behind its owner's demands that wait already."""
+        moved = self._take_out(slab)
         slab.priority = Priority.DEMAND
-        self._waiting[Priority.DEMAND].extend(moved)
+        for piece in moved:
+            self.push(piece)
+
+    def _take_out(self, slab: Slab) -> list[Piece]:
+        return self._waiting[slab.priority].remove(lambda piece: piece.slab is slab)
 
     def _may_start(self, priority: Priority, limit_bytes: int) -> bool:
         total_bytes = self.in_flight_bytes
         if total_bytes == 0:
             return True
-        size_bytes = self._waiting[priority][0].target.nbytes
+        size_bytes = self._waiting[priority].first().target.nbytes
         if total_bytes + size_bytes > limit_bytes:
             return False
         own_bytes = self._in_flight[priority] + size_bytes
@@ -83,3 +91,7 @@ class ReadQueue:
             case Priority.BACKFILL:
                 busy = self._in_flight[Priority.DEMAND] > 0
                 return not busy and own_bytes <= BACKFILL_SHARE * limit_bytes
+
+
+def _of_one_slab(first: Piece, second: Piece) -> bool:
+    return first.slab is second.slab

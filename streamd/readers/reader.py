@@ -75,13 +75,17 @@ class Reader:
         """Announces memory that will be read into again and again, so that it may be pinned."""
         self._engine.register(buffer)
 
+    def forget(self, buffer: memoryview) -> None:
+        """Lets memory go that was announced, and that nothing is read into."""
+        self._engine.forget(buffer)
+
     def submit(self, request: SlabRead, priority: Priority = Priority.DEMAND) -> None:
         """Queues a slab; exactly one Completion with its key comes from a later `poll`."""
         assert self.room > 0
         assert request.key not in self._slabs
         useful_bytes = sum(extent.length for extent in request.extents)
         assert useful_bytes > 0
-        slab = Slab(request.key, priority, self._clock(), useful_bytes)
+        slab = Slab(request.key, priority, self._clock(), useful_bytes, request.owner)
         for extent in request.extents:
             file = self._files[extent.file_index]
             slab.files.add(file)
@@ -105,6 +109,11 @@ class Reader:
         if withdrawn_count and slab.error is None:
             slab.error = ReadFailed("the read was cancelled")
         return False
+
+    def withdraw(self, key: Hashable) -> bool:
+        """`cancel` where that forgets the slab; a slab that is in flight is left to complete."""
+        slab = self._slabs[key]
+        return self._waiting.waiting_count(slab) == slab.pieces_left and self.cancel(key)
 
     def promote(self, key: Hashable) -> None:
         """Somebody waits now for a slab that was read ahead: what is left of it is demanded."""
@@ -178,7 +187,7 @@ class Reader:
         self._latency.add(took_s * 1000)
         self._in_flight_byte_s += piece.target.nbytes * took_s
         self._waiting.ended(piece)
-        if self._waiting:
+        if self._waiting.demanded:
             self._controller.ended(piece.target.nbytes, now_s)
         else:
             self._controller.idle()

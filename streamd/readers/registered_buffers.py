@@ -50,29 +50,47 @@ class RegisteredBuffers:
         self._starts: list[int] = []
         self._entries: list[tuple[int, int]] = []  # end address, index
         self._refused = False
+        self._unused: list[int] = []  # indices that were removed
         # struct io_uring_rsrc_register: u32 nr, u32 flags | u64 resv2 | u64 data | u64 tags
         table = struct.pack("=IIQQQ", MAX_BUFFERS, _RSRC_REGISTER_SPARSE, 0, 0, 0)
         _register(ring_fd, _REGISTER_BUFFERS2, table, len(table))
 
     def add(self, buffer: memoryview) -> bool:
         """Register a buffer, of which parts will be read into; False if it stays unregistered."""
-        index = len(self._starts)
+        index = self._unused[-1] if self._unused else len(self._starts)
         if self._refused or index == MAX_BUFFERS or buffer.nbytes > MAX_BUFFER_BYTES:
             return False
         address = address_of(buffer)
-        iovec = ctypes.create_string_buffer(struct.pack("=QQ", address, buffer.nbytes), 16)
-        update = struct.pack("=IIQQII", index, 0, ctypes.addressof(iovec), 0, 1, 0)
         try:
-            _register(self._ring_fd, _REGISTER_BUFFERS_UPDATE, update, len(update))
+            self._update(index, address, buffer.nbytes)
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
             self._refused = True
             return False
+        if self._unused:
+            self._unused.pop()
         place = bisect.bisect(self._starts, address)
         self._starts.insert(place, address)
         self._entries.insert(place, (address + buffer.nbytes, index))
         return True
+
+    def remove(self, buffer: memoryview) -> None:
+        """Unpin a buffer that nothing is read into; nothing happens if it is not registered."""
+        address = address_of(buffer)
+        place = bisect.bisect_left(self._starts, address)
+        if place == len(self._starts) or self._starts[place] != address:
+            return
+        _, index = self._entries[place]
+        self._update(index, 0, 0)
+        del self._starts[place], self._entries[place]
+        self._unused.append(index)
+
+    def _update(self, index: int, address: int, size_bytes: int) -> None:
+        """Put a buffer into an entry of the table; at address 0, none."""
+        iovec = ctypes.create_string_buffer(struct.pack("=QQ", address, size_bytes), 16)
+        update = struct.pack("=IIQQII", index, 0, ctypes.addressof(iovec), 0, 1, 0)
+        _register(self._ring_fd, _REGISTER_BUFFERS_UPDATE, update, len(update))
 
     def index_of(self, address: int, size_bytes: int) -> int | None:
         """The entry that covers these bytes, if there is one."""

@@ -29,6 +29,7 @@ class Extent:
 class SlabRead:
     key: Hashable
     extents: tuple[Extent, ...]  # empty ones are skipped; at least one is not
+    owner: int = 0  # for whom: owners take turns
 
 
 @dataclass(frozen=True, slots=True)

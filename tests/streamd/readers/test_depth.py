@@ -1,24 +1,123 @@
-"""The depth controller on simulated drives: rate = min(bandwidth, in flight / latency)."""
+"""The depth controller on simulated drives, noisy ones, against the best limit for each."""
 
 import random
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 
 import pytest
 
-from streamd.readers.depth import MAX_LIMIT_BYTES, MIN_LIMIT_BYTES, DepthController
+from streamd.readers.depth import MAX_LIMIT_BYTES, MIN_LIMIT_BYTES, START_LIMIT_BYTES
+from streamd.readers.depth import DepthController as Controller
+
+MB = 1_000_000
+RUN_BYTES = 8000 * MB
+NOISE_BYTES = 16 * MB
+BUNCH_GAP_S = 7e-6
+SLABS = {
+    "1.6 MB": (1_626_112,),
+    "10 MB, cut as the reader does": (4 << 20, 4 << 20, 1_613_824),
+}
 
 
-def _drive(controller, bandwidth, latency_s, read_bytes, reads=20_000, noise=0.0, seed=1):
-    """Run reads through a drive; the mean rate of the second half over the bandwidth."""
-    rng = random.Random(seed)
-    now_s = half_s = 0.0
-    for number in range(reads):
-        if number == reads // 2:
-            half_s = now_s
-        in_flight = max(read_bytes, controller.limit_bytes // read_bytes * read_bytes)
-        rate = min(bandwidth, in_flight / latency_s) * (1 + rng.uniform(-noise, noise))
-        now_s += read_bytes / rate
-        controller.ended(read_bytes, now_s)
-    return read_bytes * (reads // 2) / (now_s - half_s) / bandwidth
+@dataclass(frozen=True)
+class Disk:
+    """It gives its peak to `knee_bytes` in flight, a share to fewer, and loses `decline` beyond.
+
+    decline: of the rate, for each 8 MB. bunched: all that is in flight is answered at once.
+    """
+
+    peak: float
+    knee_bytes: float
+    decline: float = 0.0
+    bunched: bool = False
+
+    def rate(self, in_flight_bytes: float) -> float:
+        beyond = max(0.0, in_flight_bytes - self.knee_bytes) / (8 * MB)
+        share = min(1.0, in_flight_bytes / self.knee_bytes)
+        return self.peak * share * (1 - self.decline * beyond)
+
+
+class Drive:
+    """A disk that is kept busy for a controller. limits: bytes read under each."""
+
+    def __init__(self, controller, sizes=SLABS["1.6 MB"], noise=0.0, seed=1):
+        self.controller = controller
+        self.now_s = 0.0
+        self.done_bytes = 0
+        self.limits: dict[int, int] = {}
+        self._sizes, self._next_size = cycle(sizes), 0
+        self._random, self._noise, self._factor, self._noise_left = random.Random(seed), noise, 1, 0
+        self._in_flight: deque[int] = deque()
+
+    def read(self, disk: Disk, size_bytes: int = RUN_BYTES) -> float:
+        """So much of it; bytes a second."""
+        started_s, started_bytes = self.now_s, self.done_bytes
+        while (read_bytes := self.done_bytes - started_bytes) < size_bytes:
+            self._fill()
+            in_flight_bytes = sum(self._in_flight)
+            if self._noise_left <= 0:
+                self._noise_left = NOISE_BYTES
+                self._factor = max(0.2, self._random.gauss(1, self._noise))
+            count = len(self._in_flight) if disk.bunched else 1
+            ending = [self._in_flight.popleft() for _ in range(count)]
+            self.now_s += sum(ending) / (disk.rate(in_flight_bytes) * self._factor)
+            self._noise_left -= sum(ending)
+            for number, size in enumerate(ending):
+                limit = self.controller.limit_bytes
+                self.limits[limit] = self.limits.get(limit, 0) + size
+                self.done_bytes += size
+                self.controller.ended(size, self.now_s + number * BUNCH_GAP_S)
+        return read_bytes / (self.now_s - started_s)
+
+    def _fill(self) -> None:
+        in_flight_bytes = sum(self._in_flight)
+        while True:
+            self._next_size = self._next_size or next(self._sizes)
+            fits = in_flight_bytes + self._next_size <= self.controller.limit_bytes
+            if self._in_flight and not fits:
+                return
+            self._in_flight.append(self._next_size)
+            in_flight_bytes += self._next_size
+            self._next_size = 0
+
+
+@cache
+def _best_limit_bytes(disk: Disk, sizes: tuple[int, ...]) -> int:
+    limits = [int(disk.knee_bytes) + more * MB for more in range(0, 9, 2)]
+    return max(limits, key=lambda limit: Drive(Controller.fixed(limit), sizes).read(disk, 300 * MB))
+
+
+def _median_share(disk: Disk, sizes: tuple[int, ...], noise: float) -> float:
+    """Of the rate that the best fixed limit has with the same noise."""
+    shares = []
+    for seed in range(5):
+        fixed = Controller.fixed(_best_limit_bytes(disk, sizes))
+        best = Drive(fixed, sizes, noise, seed).read(disk)
+        shares.append(Drive(Controller(), sizes, noise, seed).read(disk) / best)
+    return statistics.median(shares)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+@pytest.mark.parametrize("slab", SLABS)
+@pytest.mark.parametrize(
+    "disk",
+    [
+        Disk(3e9, 20 * MB),
+        Disk(3e9, 20 * MB, bunched=True),
+        Disk(1.7e9, 13 * MB, decline=0.01),
+        Disk(1.7e9, 13 * MB, decline=0.01, bunched=True),
+        Disk(1.7e9, 13 * MB, decline=0.02),
+        Disk(3e9, 64 * MB),
+        Disk(3e9, 64 * MB, bunched=True),
+        Disk(7e9, 12 * MB),
+    ],
+    ids=str,
+)
+def test_it_reaches_nearly_the_rate_of_the_best_limit(disk, slab, noise):
+    assert _median_share(disk, SLABS[slab], noise) >= 0.95
 
 
 @pytest.mark.parametrize("start", [MIN_LIMIT_BYTES, 32 << 20, MAX_LIMIT_BYTES])
@@ -26,31 +125,76 @@ def _drive(controller, bandwidth, latency_s, read_bytes, reads=20_000, noise=0.0
     ("bandwidth", "latency_s"), [(7e9, 2e-3), (1.5e9, 4e-3), (3e9, 1e-3), (7e9, 80e-6)]
 )
 def test_it_keeps_the_drive_busy_with_little_more_than_it_needs(start, bandwidth, latency_s):
-    controller = DepthController(start)
-    share = _drive(controller, bandwidth, latency_s, 1 << 20)
-    needed = bandwidth * latency_s
-    assert share > 0.93
-    assert controller.limit_bytes < max(3 * needed, 2 * MIN_LIMIT_BYTES)
+    disk = Disk(bandwidth, bandwidth * latency_s)
+    drive = Drive(Controller(start), (1 << 20,))
+    drive.read(disk, 4 * RUN_BYTES)
+    drive.limits.clear()
+    assert drive.read(disk, 2 * RUN_BYTES) > 0.98 * bandwidth
+    most_used = max(drive.limits, key=drive.limits.__getitem__)
+    assert most_used < max(3 * disk.knee_bytes, 2 * MIN_LIMIT_BYTES)
 
 
-def test_noise_does_not_run_away_with_it():
-    controller = DepthController()
-    share = _drive(controller, 3e9, 4e-3, 1 << 20, noise=0.1)
-    assert share > 0.85
+def test_trials_cost_less_than_a_hundredth_in_the_end():
+    disk = Disk(3e9, 30 * MB)
+    drive = Drive(Controller())
+    drive.read(disk, 4 * RUN_BYTES)
+    assert drive.read(disk, 8 * RUN_BYTES) > 0.99 * disk.peak
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Disk(1.7e9, 13 * MB, decline=0.01), Disk(3e9, 64 * MB)),
+        (Disk(3e9, 64 * MB), Disk(1.7e9, 13 * MB, decline=0.01)),
+        (Disk(7e9, 12 * MB), Disk(1e9, 48 * MB)),
+    ],
+    ids=str,
+)
+def test_it_adapts_to_a_disk_that_changes(before, after):
+    shares = []
+    for seed in range(5):
+        drive = Drive(Controller(), noise=0.05, seed=seed)
+        drive.read(before)
+        best = Controller.fixed(_best_limit_bytes(after, SLABS["1.6 MB"]))
+        shares.append(drive.read(after) / Drive(best, noise=0.05, seed=seed).read(after))
+    assert statistics.median(shares) >= 0.94
+
+
+def test_the_start_is_where_most_disks_are_busy_and_the_first_step_is_soon():
+    controller = Controller()
+    assert controller.limit_bytes == START_LIMIT_BYTES
+    drive = Drive(controller)
+    drive.read(Disk(3e9, 64 * MB), 500 * MB)
+    assert controller.limit_bytes >= 64 * MB
+
+
+def test_of_limits_as_good_as_each_other_the_smaller_one_is_held():
+    drive = Drive(Controller(MAX_LIMIT_BYTES))
+    drive.read(Disk(3e9, 5 * MB), 4 * RUN_BYTES)
+    assert min(drive.limits) < 8 * MB
+    drive.limits.clear()
+    drive.read(Disk(3e9, 5 * MB))
+    assert max(drive.limits, key=drive.limits.__getitem__) < 16 * MB
 
 
 def test_bounds_hold_for_any_rate():
-    controller = DepthController()
+    controller = Controller()
     rng = random.Random(2)
     now_s = 0.0
     for _ in range(20_000):
-        now_s += rng.choice([1e-6, 1e-4, 1e-1])
+        now_s += rng.choice([0.0, 1e-6, 1e-4, 1e-1])
         controller.ended(1 << 20, now_s)
         assert MIN_LIMIT_BYTES <= controller.limit_bytes <= MAX_LIMIT_BYTES
 
 
+def test_a_fixed_one_stays():
+    drive = Drive(Controller.fixed(20 * MB))
+    drive.read(Disk(3e9, 64 * MB))
+    assert drive.limits.keys() == {20 * MB}
+
+
 def test_a_window_with_a_pause_is_not_judged():
-    controller = DepthController()
+    controller = Controller()
     before = controller.limit_bytes
     now_s = 0.0
     for _ in range(1000):
@@ -58,3 +202,21 @@ def test_a_window_with_a_pause_is_not_judged():
         controller.ended(1 << 20, now_s)
         controller.idle()
     assert controller.limit_bytes == before
+
+
+def test_a_trial_is_not_left_in_force_when_the_disk_falls_idle():
+    """Many short bursts would otherwise all be read at a limit that was only tried."""
+    disk = Disk(3e9, 20 * MB)
+    drive = Drive(Controller())
+    drive.read(disk, 4 * RUN_BYTES)
+    held = max(drive.limits, key=drive.limits.__getitem__)
+    while drive.controller.limit_bytes == held:
+        drive.read(disk, MB)
+    drive.controller.idle()
+    drive.limits.clear()
+    for _ in range(100):
+        drive.read(disk, 20 * MB)
+        drive.controller.idle()
+    assert drive.limits.keys() == {held}
+    drive.read(disk, 2 * RUN_BYTES)
+    assert max(drive.limits, key=drive.limits.__getitem__) == held

@@ -73,7 +73,17 @@ def test_backfill_waits_for_an_idle_disk(queue):
     queue.add("b", Priority.BACKFILL, pieces=40)
     assert queue.take(LIMIT) is None
     queue.ended(demand)
-    assert len(queue.take_all()) == 4
+    assert len(queue.take_all()) == 8
+
+
+def test_only_a_demand_that_waits_is_held_back_by_the_limit_alone(queue):
+    queue.add("b", Priority.BACKFILL)
+    queue.add("p", Priority.PREFETCH)
+    assert not queue.demanded
+    queue.add("d", Priority.DEMAND)
+    assert queue.demanded
+    queue.take(LIMIT)
+    assert not queue.demanded
 
 
 def test_a_read_larger_than_the_limit_goes_alone(queue):
@@ -101,3 +111,19 @@ def test_withdrawing_takes_what_waits_of_one_slab_only(queue):
     assert queue.withdraw(slab) == 2
     assert slab.pieces_left == 1
     assert _keys(queue.take_all()) == ["b", "b"]
+
+
+def test_owners_take_turns_a_slab_each(queue):
+    for key, owner, pieces in (("a", 1, 2), ("b", 1, 2), ("c", 1, 1), ("x", 2, 3), ("y", 2, 1)):
+        slab = Slab(key, Priority.DEMAND, 0.0, pieces * MIB, owner)
+        for number in range(pieces):
+            slab.pieces_left += 1
+            queue.push(Piece(slab, None, number, SimpleNamespace(nbytes=MIB), MIB))
+    assert _keys(queue.take_all()) == ["a", "a", "x", "x", "x", "b", "b", "y", "c"]
+
+
+def test_pieces_that_wait_are_counted(queue):
+    slab = queue.add("d", Priority.PREFETCH, pieces=9, size=2 * MIB)
+    assert queue.waiting_count(slab) == 9
+    taken = queue.take_all()
+    assert queue.waiting_count(slab) == 9 - len(taken) < 9
