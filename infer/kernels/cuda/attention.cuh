@@ -2,7 +2,7 @@
 // block of 4 warps takes one section for one token, then `combine` joins the sections. Sections
 // depend on the position alone, never on the batch.
 #pragma once
-#include "bits.cuh"
+#include "inputs.cuh"
 
 #define WARPS 4
 #define MOST_SECTIONS 96
@@ -48,9 +48,10 @@ __device__ inline void join_warps(const Joined& from, const Sections& to, u64 fi
     }
 }
 
-// out [tokens, heads, HEAD_DIM]; grid (heads, tokens), SLICES * HEAD_DIM threads.
+// out [tokens, heads, HEAD_DIM], also in 8 bit where codes are wanted; grid (heads, tokens),
+// SLICES * HEAD_DIM threads.
 extern "C" __global__ void combine(const Sections sections, const int* start_at, int start,
-                                   float* out) {
+                                   float* out, const QuantisedRows to) {
     __shared__ float values[SLICES][HEAD_DIM], totals[SLICES];
     const int length = (start_at ? *start_at : start) + blockIdx.y + 1;
     const int section = section_length(length);
@@ -76,5 +77,7 @@ extern "C" __global__ void combine(const Sections sections, const int* start_at,
         value += values[i][dim];
         total += totals[i];
     }
-    out[row * HEAD_DIM + dim] = __fdiv_rn(value, total);
+    value = __fdiv_rn(value, total);
+    out[row * HEAD_DIM + dim] = value;
+    if (to.codes) store_piece(to, blockIdx.y, (blockIdx.x * HEAD_DIM + dim) / 32, value);
 }

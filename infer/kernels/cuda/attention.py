@@ -8,6 +8,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from infer.kernels.cuda.device import Device, at
+from infer.kernels.cuda.inputs import NO_CODES, InputRows, QuantisedRows
 from infer.kernels.cuda.rows import position_arguments
 from infer.kernels.scratch import KernelBounds
 from shared.errors import UnsupportedModel
@@ -28,12 +29,13 @@ _ATTEND_TYPES = (
     *(_POINTER, _POINTER, _POINTER, _POINTER, _INT, _FLOAT, _INT, _INT),
     _Sections,
 )
-_COMBINE_TYPES = (_Sections, _POINTER, _INT, _POINTER)
+_COMBINE_TYPES = (_Sections, _POINTER, _INT, _POINTER, QuantisedRows)
 
 
 class Attention:
-    def __init__(self, device: Device, bounds: KernelBounds) -> None:
+    def __init__(self, device: Device, inputs: InputRows, bounds: KernelBounds) -> None:
         self._device = device
+        self._inputs = inputs
         self._bounds = bounds
         rows = (FLASH_TOKENS - 1) * bounds.heads
         self._mixed = torch.empty((rows, _MOST_SECTIONS, bounds.head_dim), device=device.device)
@@ -41,7 +43,13 @@ class Attention:
         self._sections = _Sections(self._mixed.data_ptr(), self._marks.data_ptr())
 
     def __call__(
-        self, q: Tensor, keys: Tensor, values: Tensor, start: int | Tensor, scale: float
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        start: int | Tensor,
+        scale: float,
+        quantise: bool,
     ) -> Tensor:
         n, heads, head_dim = q.shape
         kv_heads = keys.shape[1]
@@ -58,12 +66,14 @@ class Attention:
                 "use --device cpu",
             )
         out = torch.empty_like(q)
+        assert not quantise or n < FLASH_TOKENS
+        codes = self._inputs.target(n, heads * head_dim) if quantise else NO_CODES
         step = FLASH_TOKENS - 1
         for first in range(0, n, step):
             rows = slice(first, first + step)
             position = start + first if isinstance(start, int) else start
             assert first == 0 or isinstance(start, int)
-            self._attend(q[rows], keys, values, position, scale, out[rows])
+            self._attend(q[rows], keys, values, position, scale, out[rows], codes)
         return out
 
     def _attend(
@@ -74,6 +84,7 @@ class Attention:
         start: int | Tensor,
         scale: float,
         out: Tensor,
+        codes: QuantisedRows,
     ) -> None:
         n, heads, head_dim = q.shape
         kv_heads = keys.shape[1]
@@ -98,7 +109,7 @@ class Attention:
             kv_heads,
             self._sections,
         )
-        combine((heads, n, 1), _SLICES * head_dim, self._sections, position, offset, at(out))
+        combine((heads, n, 1), _SLICES * head_dim, self._sections, position, offset, at(out), codes)
 
     def _instance(
         self, sharing: int, head_dim: int, dtype: torch.dtype

@@ -25,8 +25,9 @@ class Dense:
         self._device = device
         self._tile = torch.empty(TILE_WEIGHTS, dtype=torch.bfloat16, device=device.device)
 
-    def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:
-        out = torch.empty((len(ids), matrix.columns), device=self._device.device)
+    def embed(self, matrix: QuantMatrix, ids: Tensor, out: Tensor | None) -> Tensor:
+        if out is None:
+            out = torch.empty((len(ids), matrix.columns), device=self._device.device)
         assert ids.dtype is torch.int64
         self._expand(matrix, out, ids.data_ptr(), 0)
         return out

@@ -4,7 +4,8 @@
 // addresses. A tile whose address is 0 is left out: its rows stay as they are.
 #include "dot.cuh"
 
-#define OUTPUT_ROWS 32
+#define OUTPUT_ROWS 32  // of a block of WARPS
+#define PASSES (OUTPUT_ROWS / (2 * WARPS))
 
 struct Tiles {
     const int* expert;  // [tiles] index of the addresses
@@ -29,8 +30,6 @@ __device__ inline int pair_at(const Tiles& tiles, int position) {
 }
 
 #ifdef GATE
-#define WARPS 8
-#define PASSES (OUTPUT_ROWS / (2 * WARPS))
 
 // silu(gate x) * (up x), 32 rows a block: hidden [positions, d_ff], as floats or quantised.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -85,8 +84,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 #else
-#define WARPS 4
-#define PASSES (OUTPUT_ROWS / (2 * WARPS))
 
 // out [pairs, d_model]: the row of a pair is FORMAT's product with its hidden row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)

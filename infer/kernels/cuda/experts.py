@@ -10,7 +10,8 @@ from infer.kernels.cuda.dense import Dense
 from infer.kernels.cuda.device import Device, at
 from infer.kernels.cuda.formats import format_name, is_float
 from infer.kernels.cuda.inputs import InputRows, Inputs, QuantisedRows
-from infer.kernels.cuda.linear import TILE_TOKENS, instance_tokens
+from infer.kernels.cuda.linear import Linear, instance_tokens
+from infer.kernels.cuda.resident import Resident
 from infer.kernels.cuda.tiles import Plan, TileLists, Tiles
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.quant_matrix import QuantMatrix
@@ -18,34 +19,36 @@ from infer.kernels.scratch import KernelBounds
 
 # With so many pairs an expert, dequantising it once is cheaper than decoding it for every 8.
 DENSE_PAIRS = 256
-_OUTPUT_ROWS = 32  # of a block
+OUTPUT_ROWS = 32  # of a block
+GATE_UP_WARPS, DOWN_WARPS = 8, 4  # in a block
 
 _POINTER = ctypes.c_void_p
 _GATE_UP_TYPES = (
     *(_POINTER, _POINTER, Tiles, Inputs, ctypes.c_int),
     *(_POINTER, QuantisedRows, _POINTER, _POINTER),
 )
-_DOWN_TYPES = (_POINTER, Tiles, Inputs, ctypes.c_int, _POINTER, _POINTER)
+DOWN_TYPES = (_POINTER, Tiles, Inputs, ctypes.c_int, _POINTER, _POINTER)
 
 
 class Experts:
     def __init__(
-        self, device: Device, inputs: InputRows, dense: Dense, bounds: KernelBounds
+        self,
+        device: Device,
+        inputs: InputRows,
+        linear: Linear,
+        dense: Dense,
+        bounds: KernelBounds,
     ) -> None:
         self._device = device
         self._inputs = inputs
         self._dense = dense
         self._bounds = bounds
-        # A resident block has one pair a token, and may be wider than an expert.
-        shapes = [(bounds.pairs, bounds.expert_columns), (bounds.tokens, bounds.columns)]
-        self._hidden = InputRows(device, shapes, values=True)
-        most_pairs = max(bounds.pairs, bounds.tokens)
-        self._lists = TileLists(device.device, bounds.experts, most_pairs)
+        self._resident = Resident(device, inputs, linear, dense, bounds)
+        self._hidden = InputRows(device, [(bounds.pairs, bounds.expert_columns)], values=True)
+        self._lists = TileLists(device.device, bounds.experts, bounds.pairs)
         self._silu_product = device.function(
             "rows.cu", "silu_product", (_POINTER, _POINTER, _POINTER, ctypes.c_longlong)
         )
-        self._numbers = torch.arange(TILE_TOKENS + 1, dtype=torch.int32, device=device.device)
-        self._resident: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, x: Tensor, batch: ExpertBatch, out: Tensor, exact: bool) -> None:
         shape, count, groups = batch.format, len(batch.pairs), len(batch.gate)
@@ -81,42 +84,25 @@ class Experts:
     def resident(
         self,
         x: Tensor,
-        gate: QuantMatrix,
-        up: QuantMatrix,
-        down: QuantMatrix,
+        matrices: tuple[QuantMatrix, QuantMatrix, QuantMatrix],
         exact: bool,
         quantised: bool,
+        out: Tensor | None,
     ) -> Tensor:
         """One gated block for all rows of x."""
+        gate, up, down = matrices
         count = len(x)
         assert count <= self._bounds.tokens
         assert x.shape[1] == gate.columns
-        shape = ExpertFormat(gate.type_id, up.type_id, down.type_id, gate.columns, gate.rows)
-        addresses = (gate.address, up.address, down.address)
-        out = torch.empty((count, down.rows), device=x.device)
+        if out is None:
+            out = torch.empty((count, down.rows), device=x.device)
         if count >= DENSE_PAIRS and not exact:
+            shape = ExpertFormat(gate.type_id, up.type_id, down.type_id, gate.columns, gate.rows)
+            addresses = (gate.address, up.address, down.address)
             self._dense_block(x.to(torch.bfloat16), shape, addresses, out)
-            return out
-        places = self._places(addresses)
-        if not quantised:
-            self._quantize(x, shape, exact)
-        for first in range(0, count, TILE_TOKENS):
-            tokens = min(TILE_TOKENS, count - first)
-            # One tile: expert 0, positions 0 to `tokens`, which are pairs and tokens as well.
-            numbers = self._numbers.data_ptr()
-            tiles = Tiles(numbers, numbers, numbers + 4 * tokens, None, 1)
-            plan = Plan(places, places + 8, places + 16, tiles, 1, tokens)
-            inputs = self._inputs.describe(shape.d_model, at(x), first, tokens)
-            self._launch(inputs, shape, plan, tokens, at(out) + 4 * first * down.rows, exact)
+        else:
+            self._resident(x, matrices, exact, quantised, out)
         return out
-
-    def _places(self, addresses: tuple[int, ...]) -> int:
-        """Where in device memory these addresses are written down."""
-        kept = self._resident.get(addresses)
-        if kept is None:
-            kept = torch.tensor(addresses, dtype=torch.int64).to(self._device.device)
-            self._resident[addresses] = kept
-        return kept.data_ptr()
 
     def _check(self, x: Tensor, shape: ExpertFormat, out: Tensor) -> None:
         assert x.shape[1] == shape.d_model == out.shape[2]
@@ -162,12 +148,13 @@ class Experts:
             GATE=gate,
             UP=up,
             TOKENS=tokens,
+            WARPS=GATE_UP_WARPS,
             **exactly,
             **floats,
         )
         gate_up(
-            (-(-shape.d_ff // _OUTPUT_ROWS), plan.tile_count, 1),
-            256,
+            (-(-shape.d_ff // OUTPUT_ROWS), plan.tile_count, 1),
+            32 * GATE_UP_WARPS,
             plan.gate,
             plan.up,
             plan.tiles,
@@ -189,10 +176,12 @@ class Experts:
         name: str,
         defines: dict[str, int],
     ) -> None:
-        function = self._device.function("experts.cu", "down", _DOWN_TYPES, FORMAT=name, **defines)
+        function = self._device.function(
+            "experts.cu", "down", DOWN_TYPES, FORMAT=name, WARPS=DOWN_WARPS, **defines
+        )
         function(
-            (-(-shape.d_model // _OUTPUT_ROWS), plan.tile_count, 1),
-            128,
+            (-(-shape.d_model // OUTPUT_ROWS), plan.tile_count, 1),
+            32 * DOWN_WARPS,
             plan.down,
             plan.tiles,
             self._hidden.describe(shape.d_ff, rows=count),

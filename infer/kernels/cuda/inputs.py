@@ -34,6 +34,10 @@ class QuantisedRows(ctypes.Structure):
     )
 
 
+# Where no 8-bit copy is wanted.
+NO_CODES = QuantisedRows(None, None, 0)
+
+
 def _groups(columns: int) -> int:
     return -(-columns // _GROUP_COLUMNS)
 

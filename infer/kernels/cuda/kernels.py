@@ -9,10 +9,12 @@ from infer.kernels.cuda.attention import Attention
 from infer.kernels.cuda.dense import Dense
 from infer.kernels.cuda.device import Device
 from infer.kernels.cuda.experts import Experts
+from infer.kernels.cuda.head_products import CudaHeadMatrices, HeadProducts
 from infer.kernels.cuda.heads import Heads
-from infer.kernels.cuda.inputs import InputRows
+from infer.kernels.cuda.inputs import NO_CODES, InputRows
+from infer.kernels.cuda.latent import latent_attention, rope_pairs, select
 from infer.kernels.cuda.linear import CudaGroup, Linear
-from infer.kernels.cuda.rows import Rows
+from infer.kernels.cuda.rows import Mailbox, Rows, Sum
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds
@@ -43,10 +45,11 @@ class CudaKernels:
         )
         self._dense = Dense(self._gpu)
         self._linear = Linear(self._gpu, self._inputs, self._dense, bounds)
-        self._experts = Experts(self._gpu, self._inputs, self._dense, bounds)
+        self._experts = Experts(self._gpu, self._inputs, self._linear, self._dense, bounds)
         self._rows = Rows(self._gpu)
         self._heads = Heads(self._gpu)
-        self._attention = Attention(self._gpu, bounds)
+        self._head_products = HeadProducts(self._gpu, self._dense, bounds)
+        self._attention = Attention(self._gpu, self._inputs, bounds)
 
     @property
     def device(self) -> torch.device:
@@ -101,12 +104,13 @@ class CudaKernels:
         down: QuantMatrix,
         exact: bool = False,
         quantised: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor:
         """`quantised` as in `linear`."""
-        return self._experts.resident(x, gate, up, down, exact, quantised)
+        return self._experts.resident(x, (gate, up, down), exact, quantised, out)
 
-    def embed(self, matrix: QuantMatrix, ids: Tensor) -> Tensor:
-        return self._dense.embed(matrix, ids)
+    def embed(self, matrix: QuantMatrix, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._dense.embed(matrix, ids, out)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         return self._rows.rms_norm(x, weight, eps, out)
@@ -134,16 +138,83 @@ class CudaKernels:
         self._rows.rope(x, cos, sin, start)
 
     def attention(
-        self, q: Tensor, keys: Tensor, values: Tensor, start: int | Tensor, scale: float
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        start: int | Tensor,
+        scale: float,
+        quantise: bool = False,
     ) -> Tensor:
         """Caches are float32, float16 or bfloat16; `start` may be an int32 tensor [1] on the
-        device, read when the work runs, for up to FLASH_TOKENS - 1 tokens."""
-        return self._attention(q, keys, values, start, scale)
+        device, read when the work runs, for up to FLASH_TOKENS - 1 tokens. `quantise`: leave an
+        8-bit copy of the result for a product that is told `quantised`; for as many tokens."""
+        return self._attention(q, keys, values, start, scale, quantise)
+
+    def rope_pairs(
+        self, x: Tensor, cos: Tensor, sin: Tensor, start: int | Tensor, first: int = 0
+    ) -> None:
+        """`start`, here and in the next ones, may be an int32 tensor [1] for one token."""
+        rope_pairs(x, cos, sin, start, first)
+
+    def heads(self, matrices: Sequence[QuantMatrix]) -> CudaHeadMatrices:
+        return self._head_products.group(matrices)
+
+    def per_head(
+        self,
+        x: Tensor,
+        matrices: CudaHeadMatrices,
+        exact: bool = False,
+    ) -> Tensor:
+        return self._head_products(x, matrices, exact)
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        value_width: int,
+        start: int | Tensor,
+        scale: float,
+        selected: Tensor | None = None,
+    ) -> Tensor:
+        return latent_attention(q, latent, value_width, start, scale, selected)
+
+    def select(
+        self, q: Tensor, weights: Tensor, keys: Tensor, start: int | Tensor, top_k: int
+    ) -> Tensor:
+        return select(q, weights, keys, start, top_k)
 
     def route_sigmoid(
-        self, logits: Tensor, bias: Tensor | None, top_k: int, scale: float
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        top_k: int,
+        scale: float,
+        out: tuple[Tensor, Tensor] | None = None,
+        mailbox: Mailbox | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return self._rows.route_sigmoid(logits, bias, top_k, scale)
+        """`mailbox`: the host's memory that a single token's ids go to as well."""
+        return self._rows.route_sigmoid(logits, bias, top_k, scale, out, mailbox)
+
+    def add_norm(
+        self,
+        x: Tensor,
+        added: Sum,
+        weight: Tensor,
+        eps: float,
+        normed: Tensor,
+        quantise: bool = False,
+    ) -> None:
+        """In one launch: x [n, columns] += added, normed = rms_norm(x), with the bits of both.
+
+        `quantise`: leave an 8-bit copy of `normed` for products that are told `quantised`.
+        """
+        codes = self._inputs.target(*x.shape) if quantise else NO_CODES
+        self._rows.add_norm(x, added, weight, eps, normed, codes)
+
+    def take(self, pinned: Tensor, out: Tensor) -> None:
+        """Copy int64 numbers from the host's pinned memory when the work runs, a launch each."""
+        self._rows.take(pinned, out)
 
     def weighted_sum(self, rows: Tensor, weights: Tensor, shared: Tensor | None) -> Tensor:
         return self._rows.weighted_sum(rows, weights, shared)

@@ -86,7 +86,9 @@ class Linear:
         exact: bool,
         out: Sequence[Tensor] | None,
         quantised: bool,
+        first_code: int = 0,
     ) -> Sequence[Tensor]:
+        """first_code: which of the rows quantised before is that of x[0]."""
         count, columns = x.shape
         assert columns == group.columns
         assert count <= self._bounds.tokens
@@ -102,7 +104,8 @@ class Linear:
             self._inputs.quantize(x)
         for first in range(0, count, TILE_TOKENS):
             tokens = min(TILE_TOKENS, count - first)
-            tile = self._inputs.describe(columns, values_at, first, tokens)
+            values = values_at - 4 * first_code * columns
+            tile = self._inputs.describe(columns, values, first_code + first, tokens)
             for launch in group.launches:
                 run = self._run_floats if launch.on_floats else self._run_codes
                 run(launch, group, tile, first, tokens, out, exact)

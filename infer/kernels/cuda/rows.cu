@@ -1,16 +1,6 @@
 // What is done to rows of activations between the products.
 #include "inputs.cuh"
-
-// Sums over a block in a fixed order; every thread gets the result.
-__device__ inline float block_sum(float value) {
-    __shared__ float parts[32];
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
-    __syncthreads();
-    float total = 0;
-    for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) total += parts[warp];
-    return total;
-}
+#include "sums.cuh"
 
 // x [rows, columns] to pieces, a warp each; grid (blocks of 8 warps over the pieces, rows).
 extern "C" __global__ void quantize_rows(const float* x, int columns, const QuantisedRows to) {
@@ -65,4 +55,20 @@ extern "C" __global__ void silu_product(const float* gate, const float* up, floa
                                         long long count) {
     const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = __fdiv_rn(gate[i], 1.0f + expf(-gate[i])) * up[i];
+}
+
+// The same for rows [rows, columns], as floats, or in 8 bit where codes are wanted; grid (blocks of 8
+// warps over the pieces, rows).
+extern "C" __global__ void silu_rows(const float* gate, const float* up, int columns, float* out,
+                                     const QuantisedRows to) {
+    const int i = blockIdx.x * 256 + threadIdx.x;
+    if (i / 32 * 32 >= columns) return;
+    const u64 at = (u64)blockIdx.y * columns + i;
+    float value = 0;
+    if (i < columns) value = __fdiv_rn(gate[at], 1.0f + expf(-gate[at])) * up[at];
+    if (to.codes) {
+        store_piece(to, blockIdx.y, i / 32, value);
+    } else if (i < columns) {
+        out[at] = value;
+    }
 }

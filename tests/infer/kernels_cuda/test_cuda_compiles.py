@@ -2,6 +2,7 @@
 
 import pytest
 
+from infer.kernels.cuda.experts import DOWN_WARPS, GATE_UP_WARPS
 from infer.kernels.cuda.formats import CODED_FORMATS, FLOAT_FORMATS
 from infer.kernels.cuda.sources import compile_source
 
@@ -20,9 +21,16 @@ def check(name, architecture, **defines):
 
 
 @pytest.mark.parametrize("architecture", [OLDEST, CURRENT])
-@pytest.mark.parametrize("name", ["rows.cu", "route.cu", "heads.cu"])
+@pytest.mark.parametrize("name", ["rows.cu", "heads.cu", "step.cu"])
 def test_plain(name, architecture):
     check(name, architecture)
+
+
+@pytest.mark.parametrize("architecture", [OLDEST, CURRENT])
+@pytest.mark.parametrize("ranks", [0, 8])
+def test_step(ranks, architecture):
+    check("add_norm.cu", architecture, VALUES=4, RANKS=ranks)
+    check("route.cu", architecture, PER_LANE=6 if ranks else 32)
 
 
 @pytest.mark.parametrize("name", CODED_FORMATS)
@@ -30,21 +38,22 @@ def test_coded_formats(name):
     check("dequantize.cu", OLDEST, FORMAT=name, HALF_OUTPUT=1)
     check("linear.cu", OLDEST, FORMAT=name, TOKENS=2)
     check("linear.cu", CURRENT, FORMAT=name, TOKENS=1, EXACT=1)
-    check("experts.cu", CURRENT, GATE=name, UP=name, TOKENS=1)
+    check("experts.cu", CURRENT, GATE=name, UP=name, TOKENS=1, WARPS=GATE_UP_WARPS)
 
 
 @pytest.mark.parametrize("name", FLOAT_FORMATS)
 def test_float_formats(name):
     check("dequantize.cu", CURRENT, FORMAT=name)
     check("linear_float.cu", OLDEST, FORMAT=name, TOKENS=4)
-    check("experts.cu", OLDEST, GATE=name, UP="Q4_K", TOKENS=2, HIDDEN_FLOAT=1)
+    check("experts.cu", OLDEST, GATE=name, UP="Q4_K", TOKENS=2, HIDDEN_FLOAT=1, WARPS=GATE_UP_WARPS)
 
 
 @pytest.mark.parametrize("architecture", [OLDEST, CURRENT])
 def test_most_tokens(architecture):
     check("linear.cu", architecture, FORMAT="Q8_0", TOKENS=8)
-    check("experts.cu", architecture, FORMAT="Q2_K", TOKENS=8)
-    check("experts.cu", architecture, GATE="IQ2_XXS", UP="Q5_K", TOKENS=8, EXACT=1, HIDDEN_FLOAT=1)
+    check("experts.cu", architecture, FORMAT="Q2_K", TOKENS=8, WARPS=DOWN_WARPS)
+    exact = {"TOKENS": 8, "EXACT": 1, "HIDDEN_FLOAT": 1, "WARPS": GATE_UP_WARPS}
+    check("experts.cu", architecture, GATE="IQ2_XXS", UP="Q5_K", **exact)
 
 
 @pytest.mark.parametrize("cache", [{"KV_BYTES": 4}, {"KV_BYTES": 2}, {"KV_BYTES": 2, "KV_BF16": 1}])

@@ -4,6 +4,8 @@ Tolerances are relative to the norm of the result. Eight-bit activations are off
 1/127 of their block's largest value: for normal values 0.6% each, and as much in a sum of many.
 """
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.cuda.linear import DENSE_TOKENS
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.kernels.scratch import KernelBounds
+from infer.kernels.scratch import KernelBounds, LatentBounds
 from shared.quants import TensorType, row_bytes
 
 pytestmark = [
@@ -278,3 +280,23 @@ def test_inputs_quantised_before_give_the_same_bits(kernels, upload):
     kernels.experts_at(layer.x, layer.format, layer.addresses(), again, quantised=True)
     for result, same in zip((*results, again), (*expected, out), strict=True):
         assert torch.equal(result, same)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("name", "columns"), [("Q8_0", 192), ("Q4_0", 512), ("BF16", 64)])
+def test_heads_for_few_tokens_and_for_many(kernels_of_heads, upload, name, columns, exact):
+    heads, rows = 4, 40
+    parts = [upload(name, rows, columns, seed) for seed in range(heads)]
+    group = kernels_of_heads.heads([part.matrix for part in parts])
+    limit = EXACT_TOLERANCE if exact else tolerance(name)
+    for count in (1, 3, 12):
+        x = inputs(count * heads, columns).view(count, heads, columns)
+        result = kernels_of_heads.per_head(x, group, exact)
+        for head, part in enumerate(parts):
+            expected = x[:, head].cpu().double() @ part.dense.T
+            assert relative_error(result[:, head], expected) < limit
+
+
+@pytest.fixture(scope="module")
+def kernels_of_heads():
+    return CudaKernels(replace(BOUNDS, latent=LatentBounds(4, 512, 512, 1, 32, 4)))
