@@ -1,17 +1,31 @@
 """Keys and values of every layer for the positions seen so far."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from shared.errors import RequestError
+from infer.cache import Cache, cache_dtype, cache_memory
 
 
-class KvCache:
-    """Room for `context` positions, allocated at once (the system backs pages as they fill).
+@dataclass(frozen=True)
+class KvShape:
+    """A key and a value for each layer and kv head."""
 
-    keys, values: for each layer [context, kv_heads, head_dim]; float32 when exact, else 16 bit:
-    bfloat16 on a GPU, whose tensor cores take it, float16 on a CPU, which converts it as fast.
-    """
+    n_layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def token_values(self) -> int:
+        return 2 * self.n_layers * self.kv_heads * self.head_dim
+
+    def allocate(self, context: int, exact: bool, device: torch.device) -> "KvCache":
+        return KvCache(self.n_layers, context, self.kv_heads, self.head_dim, exact, device)
+
+
+class KvCache(Cache):
+    """keys, values: for each layer [context, kv_heads, head_dim], of type `cache_dtype`."""
 
     def __init__(
         self,
@@ -22,21 +36,11 @@ class KvCache:
         exact: bool,
         device: torch.device,
     ) -> None:
-        short = torch.bfloat16 if device.type == "cuda" else torch.float16
-        dtype = torch.float32 if exact else short
+        super().__init__(context)
         shape = (n_layers, context, kv_heads, head_dim)
-        try:
-            self.keys: Tensor = torch.empty(shape, dtype=dtype, device=device)
-            self.values: Tensor = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            size_bytes = 2 * n_layers * context * kv_heads * head_dim * dtype.itemsize
-            raise RequestError(
-                f"a KV cache for {context} tokens takes {size_bytes / 2**30:.1f} GiB,"
-                " which cannot be had",
-                "give a smaller --ctx",
-            ) from error
-        self.context = context
-        self.length = 0
+        self.keys, self.values = cache_memory(
+            [shape, shape], context, cache_dtype(exact, device), device
+        )
 
     @property
     def token_bytes(self) -> int:
@@ -44,21 +48,11 @@ class KvCache:
         n_layers, _, kv_heads, head_dim = self.keys.shape
         return 2 * n_layers * kv_heads * head_dim * self.keys.dtype.itemsize
 
+    def planes(self) -> dict[str, Tensor]:
+        return {"keys": self.keys, "values": self.values}
+
     def store(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """keys, values [n, kv_heads, head_dim] at positions start .. start + n."""
         stop = start + keys.shape[0]
         self.keys[layer, start:stop] = keys
         self.values[layer, start:stop] = values
-
-    def make_room(self, token_count: int) -> None:
-        """RequestError unless so many tokens more fit; nothing is ever shifted out."""
-        if self.length + token_count > self.context:
-            raise RequestError(
-                f"{self.length + token_count} tokens do not fit a context of {self.context}",
-                "give a shorter text, a larger --ctx if the model has it, or /reset a chat",
-            )
-
-    def truncate(self, length: int) -> None:
-        """Forget what lies behind the first `length` positions."""
-        assert 0 <= length <= self.length
-        self.length = length

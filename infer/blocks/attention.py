@@ -1,10 +1,12 @@
 """Grouped-query attention with a norm on each query and key head before RoPE."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from infer.blocks.moe import Tap
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kv_cache import KvCache
@@ -35,8 +37,18 @@ class RopeTables:
         return cls(angles.cos().float().to(device), angles.sin().float().to(device))
 
 
+class StepPlace(NamedTuple):
+    """Where a recorded step stands: position int32 [1] on the device, known when it runs; span:
+    positions that it may read, of which those behind it are hidden."""
+
+    position: Tensor
+    span: int
+
+
 class GqaAttention:
     """x [n, width] -> [n, width]; stores its keys and values in the cache."""
+
+    reads_span = False  # its kernel reads what the position says
 
     def __init__(
         self,
@@ -56,7 +68,15 @@ class GqaAttention:
         self._rope = rope
         self._scale = shape.head_dim**-0.5
 
-    def forward(self, x: Tensor, layer: int, kv: KvCache, start: int, exact: bool) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layer: int,
+        kv: KvCache,
+        start: int,
+        exact: bool,
+        tap: Tap | None = None,  # noqa: ARG002 - there is nothing to see
+    ) -> Tensor:
         """Row i of x stands at position start + i."""
         kernels, shape = self._kernels, self._shape
         token_count = x.shape[0]
@@ -71,3 +91,21 @@ class GqaAttention:
         kv.store(layer, start, k, v)
         mixed = kernels.attention(q, kv.keys[layer], kv.values[layer], start, self._scale)
         return kernels.linear(mixed.reshape(token_count, -1), self._output, exact)[0]
+
+    def step(self, x: Tensor, layer: int, kv: KvCache, place: StepPlace, exact: bool) -> Tensor:
+        """`forward` of one token on a GPU, to be recorded.
+
+        The kernels have x in 8 bit already, unless exact.
+        """
+        kernels, shape, position = self._kernels, self._shape, place.position
+        q, k, v = kernels.linear(x, self._qkv, exact, quantised=True)
+        heads = (
+            q.view(1, shape.heads, shape.head_dim),
+            k.view(1, shape.kv_heads, shape.head_dim),
+            v.view(1, shape.kv_heads, shape.head_dim),
+        )
+        norms, tables = (self._q_norm, self._k_norm), (self._rope.cos, self._rope.sin)
+        keys, values = kv.keys[layer], kv.values[layer]
+        kernels.prepare_heads(heads, norms, shape.eps, tables, (keys, values), position)
+        mixed = kernels.attention(heads[0], keys, values, position, self._scale, quantise=not exact)
+        return kernels.linear(mixed.view(1, -1), self._output, exact, quantised=True)[0]

@@ -13,7 +13,7 @@ class DenseFfn:
         self, kernels: Kernels, gate: QuantMatrix, up: QuantMatrix, down: QuantMatrix
     ) -> None:
         self._kernels = kernels
-        self._matrices = (gate, up, down)
+        self.matrices = (gate, up, down)
 
     def forward(self, x: Tensor, exact: bool) -> Tensor:
-        return self._kernels.swiglu(x, *self._matrices, exact=exact)
+        return self._kernels.swiglu(x, *self.matrices, exact=exact)

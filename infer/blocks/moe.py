@@ -7,6 +7,7 @@ whatever waves the experts came.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,11 @@ from torch import Tensor
 from infer.blocks.ffn import DenseFfn
 from infer.kernels.interface import ExpertBatch, ExpertFormat, Kernels
 from infer.kernels.quant_matrix import QuantMatrix
+from shared.wire import MAX_HINT_EXPERTS
 
 Tap = Callable[[str, Tensor], None]
+# Takes a router's logits [n, experts] and choice int32 [n, top_k], once its misses are asked for.
+Look = Callable[[Tensor, npt.NDArray[np.int32]], None]
 
 
 class ExpertSource(Protocol):
@@ -26,12 +30,21 @@ class ExpertSource(Protocol):
 
     def wave_experts(self, layer: int) -> int: ...
 
+    def absent(
+        self, layer: int, experts: npt.NDArray[np.integer[Any]]
+    ) -> npt.NDArray[np.bool_]: ...
+
+    def hint(
+        self, layer: int, experts: npt.NDArray[np.integer[Any]], layers_ahead: int
+    ) -> None: ...
+
     def read(
         self,
         layer: int,
         experts: npt.NDArray[np.integer[Any]],
         use_counts: npt.NDArray[np.integer[Any]] | int,
         compute: Callable[[npt.NDArray[np.intp], npt.NDArray[np.int64]], None],
+        meanwhile: Callable[[], None],
     ) -> None: ...
 
 
@@ -59,37 +72,61 @@ class MoeFfn:
     ) -> None:
         self._kernels = kernels
         self._source = source
-        self._layer = layer
-        self._routing = routing
-        self._router = kernels.group([router])
-        self._bias = bias
-        self._format = experts
-        self._shared = shared
+        self.layer = layer
+        self.routing = routing
+        self.router = kernels.group([router])
+        self.bias = bias
+        self.format = experts
+        self.shared = shared
 
-    def forward(self, x: Tensor, exact: bool, tap: Tap | None = None) -> Tensor:
-        kernels, routing = self._kernels, self._routing
+    def forward(
+        self, x: Tensor, exact: bool, tap: Tap | None = None, look: Look | None = None
+    ) -> Tensor:
+        kernels, routing = self._kernels, self.routing
         # The router decides; it is always computed in float32.
-        logits = kernels.linear(x, self._router, exact=True)[0]
-        ids, weights = kernels.route_sigmoid(logits, self._bias, routing.top_k, routing.scale)
+        logits = kernels.linear(x, self.router, exact=True)[0]
+        ids, weights = kernels.route_sigmoid(logits, self.bias, routing.top_k, routing.scale)
         if tap is not None:
-            tap(f"router_logits.{self._layer}", logits)
-            tap(f"router_idx.{self._layer}", ids)
-            tap(f"router_w.{self._layer}", weights)
-        shared = self._shared.forward(x, exact) if self._shared else None
+            tap(f"router_logits.{self.layer}", logits)
+            tap(f"router_idx.{self.layer}", ids)
+            tap(f"router_w.{self.layer}", weights)
         rows = torch.empty((*ids.shape, x.shape[1]), dtype=x.dtype, device=x.device)
-        for wave in _waves(ids.cpu().numpy(), self._source.wave_experts(self._layer)):
-            self._run_wave(wave, x, rows, exact)
+        choice = ids.cpu().numpy()
+        shared: Tensor | None = None
+
+        def meanwhile(number: int) -> None:
+            """What does not need the experts, while those of a wave are read."""
+            nonlocal shared
+            if number + 1 < len(waves):
+                self._read_ahead(waves[number + 1])
+            if number:
+                return
+            if look is not None:
+                look(logits, choice)
+            shared = self.shared.forward(x, exact) if self.shared else None
+
+        waves = _waves(choice, self._source, self.layer)
+        for number, wave in enumerate(waves):
+            self._run_wave(wave, x, rows, exact, partial(meanwhile, number))
         return kernels.weighted_sum(rows, weights, shared)
 
-    def _run_wave(self, wave: "Wave", x: Tensor, rows: Tensor, exact: bool) -> None:
+    def _read_ahead(self, wave: "Wave") -> None:
+        """Let the disk begin with the next wave while this one is computed."""
+        absent = wave.experts[self._source.absent(self.layer, wave.experts)]
+        if len(absent):
+            self._source.hint(self.layer, absent[:MAX_HINT_EXPERTS], 1)
+
+    def _run_wave(
+        self, wave: "Wave", x: Tensor, rows: Tensor, exact: bool, meanwhile: Callable[[], None]
+    ) -> None:
         def compute(places: npt.NDArray[np.intp], addresses: npt.NDArray[np.int64]) -> None:
             part = wave.at(places)
             gate, up, down = np.ascontiguousarray(addresses.T)
-            batch = ExpertBatch(self._format, part.pairs, part.group_start, gate, up, down)
+            batch = ExpertBatch(self.format, part.pairs, part.group_start, gate, up, down)
             self._kernels.experts(x, batch, rows, exact)
 
         use_counts = np.diff(wave.group_start)
-        self._source.read(self._layer, wave.experts, use_counts, compute)
+        self._source.read(self.layer, wave.experts, use_counts, compute, meanwhile)
 
 
 @dataclass(frozen=True)
@@ -101,7 +138,7 @@ class Wave:
     group_start: npt.NDArray[np.int32]
 
     def at(self, places: npt.NDArray[np.intp]) -> "Wave":
-        """The experts at some places, ascending, with their pairs."""
+        """The experts at some places, in that order, with their pairs; all places are ascending."""
         if len(places) == len(self.experts):
             return self
         counts = np.diff(self.group_start)[places]
@@ -111,15 +148,17 @@ class Wave:
         return Wave(self.experts[places], pairs, group_start)
 
 
-def _waves(ids: npt.NDArray[np.int32], wave_experts: int) -> list[Wave]:
-    """The touched experts in ascending order, at most `wave_experts` a wave; ids [n, top_k]."""
+def _waves(ids: npt.NDArray[np.int32], source: ExpertSource, layer: int) -> list[Wave]:
+    """The touched experts, as many a wave as the source allows; ids [n, top_k].
+
+    Of several waves the first have those that are there, before the others put them out.
+    """
     flat = ids.reshape(-1)
     pairs = np.argsort(flat, kind="stable").astype(np.int32)
     experts, starts = np.unique(flat[pairs], return_index=True)
-    bounds = np.append(starts, len(flat)).astype(np.int32)
-    waves = []
-    for first in range(0, len(experts), wave_experts):
-        last = min(first + wave_experts, len(experts))
-        begin, end = bounds[first], bounds[last]
-        waves.append(Wave(experts[first:last], pairs[begin:end], bounds[first : last + 1] - begin))
-    return waves
+    whole = Wave(experts, pairs, np.append(starts, len(flat)).astype(np.int32))
+    wave_experts = source.wave_experts(layer)
+    if len(experts) <= wave_experts:
+        return [whole]
+    order = np.argsort(source.absent(layer, experts), kind="stable")
+    return [whole.at(order[i : i + wave_experts]) for i in range(0, len(order), wave_experts)]

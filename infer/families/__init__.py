@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infer.blocks.moe import ExpertSource
-from infer.families import hy3
+from infer.families import glm_dsa, hy3
 from infer.families.parts import Parts
 from infer.model import Model, ModelShape
+from infer.mtp import MtpBlock
 from shared.errors import UnsupportedModel
 from shared.gguf_index import GgufIndex
 
@@ -15,14 +16,20 @@ __all__ = ["ExpertSource", "Family", "Parts", "family_of"]
 
 @dataclass(frozen=True)
 class Family:
-    """`read_shape` needs the metadata only; `build` binds the tensors."""
+    """`read_shape` needs the metadata only; `build` and `build_mtp` bind the tensors."""
 
     name: str
     read_shape: Callable[[GgufIndex], ModelShape]
     build: Callable[[Parts], Model]
+    build_mtp: Callable[[Parts], MtpBlock]
 
 
-FAMILIES = {name: Family("hy3", hy3.read_shape, hy3.build) for name in hy3.ARCHITECTURES}
+_FAMILIES = {"hy3": hy3, "glm_dsa": glm_dsa}
+FAMILIES = {
+    architecture: Family(name, family.read_shape, family.build, family.build_mtp)
+    for name, family in _FAMILIES.items()
+    for architecture in family.ARCHITECTURES
+}
 
 
 def family_of(index: GgufIndex) -> Family:

@@ -108,6 +108,25 @@ def attend_splits(job_at):
         item = take_item(job_at)
 
 
+@inner
+def merge_partials(partial, out):
+    """partial [splits, 2 + len(out)]"""
+    splits = len(partial)
+    highest = partial[0, 0]
+    for split in range(1, splits):
+        highest = max(highest, partial[split, 0])
+    for i in range(len(out)):
+        out[i] = np.float32(0)
+    total = np.float32(0)
+    for split in range(splits):
+        factor = exp32(partial[split, 0] - highest)
+        total += factor * partial[split, 1]
+        for i in range(len(out)):
+            out[i] += factor * partial[split, 2 + i]
+    for i in range(len(out)):
+        out[i] /= total
+
+
 @worker
 def merge_splits(job_at):
     """An item is one head of one row."""
@@ -118,18 +137,5 @@ def merge_splits(job_at):
         seen = (job.start + index // job.heads) // SPLIT_POSITIONS + 1
         place = job.partial + index * job.splits * (2 + head_dim) * 4
         partial = carray(at(place), (seen, 2 + head_dim), np.float32)
-        highest = partial[0, 0]
-        for split in range(1, seen):
-            highest = max(highest, partial[split, 0])
-        out = carray(at(job.out + index * head_dim * 4), head_dim, np.float32)
-        for i in range(head_dim):
-            out[i] = np.float32(0)
-        total = np.float32(0)
-        for split in range(seen):
-            factor = exp32(partial[split, 0] - highest)
-            total += factor * partial[split, 1]
-            for i in range(head_dim):
-                out[i] += factor * partial[split, 2 + i]
-        for i in range(head_dim):
-            out[i] /= total
+        merge_partials(partial, carray(at(job.out + index * head_dim * 4), head_dim, np.float32))
         index = take_item(job_at)

@@ -49,6 +49,18 @@ def dot(a, b, count):
 
 
 @inner_sum
+def dot_four(a, b, c, d, x, count):
+    """The products of four vectors with x, which is read once."""
+    total_a = total_b = total_c = total_d = np.float32(0)
+    for i in range(count):
+        total_a += a[i] * x[i]
+        total_b += b[i] * x[i]
+        total_c += c[i] * x[i]
+        total_d += d[i] * x[i]
+    return total_a, total_b, total_c, total_d
+
+
+@inner_sum
 def sum_of_squares(a, count):
     """In float64."""
     total = 0.0

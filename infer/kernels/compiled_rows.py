@@ -11,18 +11,20 @@ from infer.kernels.numba_calls import at, call_convert
 # An item is `item_rows` rows.
 NormJob = job_structure("NormJob", "x weight out rows width item_rows", "eps")
 # A row is one token's heads.
-RopeJob = job_structure("RopeJob", "x cos sin rows heads head_dim half start item_rows")
+RopeJob = job_structure("RopeJob", "x cos sin rows heads head_dim half start first item_rows")
 # `scratch` has room for 2 x experts floats a thread.
 RouteJob = job_structure(
     "RouteJob", "logits bias ids weights rows experts top_k scratch item_rows", "scale"
 )
 SumJob = job_structure("SumJob", "inputs weights shared out rows terms width item_rows")
+AddJob = job_structure("AddJob", "x added rows width item_rows")
 EmbedJob = job_structure("EmbedJob", "matrix row_bytes to_float ids out rows columns item_rows")
 
 _NORM = np.dtype(NormJob)
 _ROPE = np.dtype(RopeJob)
 _ROUTE = np.dtype(RouteJob)
 _SUM = np.dtype(SumJob)
+_ADD = np.dtype(AddJob)
 _EMBED = np.dtype(EmbedJob)
 
 
@@ -68,6 +70,25 @@ def rope(job_at):
                     first, second = x[i], x[half + i]
                     x[i] = first * cos[i] - second * sin[i]
                     x[half + i] = second * cos[i] + first * sin[i]
+        item = take_item(job_at)
+
+
+@worker
+def rope_pairs(job_at):
+    job = carray(at(job_at), 1, _ROPE)[0]
+    half, heads, head_dim = job.half, job.heads, job.head_dim
+    item = take_item(job_at)
+    while item < job.items:
+        for row in _rows(job, item):
+            cos = _floats(job.cos + (job.start + row) * half * 4, half)
+            sin = _floats(job.sin + (job.start + row) * half * 4, half)
+            for head in range(heads):
+                place = (row * heads + head) * head_dim + job.first
+                x = _floats(job.x + place * 4, 2 * half)
+                for i in range(half):
+                    even, odd = x[2 * i], x[2 * i + 1]
+                    x[2 * i] = even * cos[i] - odd * sin[i]
+                    x[2 * i + 1] = odd * cos[i] + even * sin[i]
         item = take_item(job_at)
 
 
@@ -134,6 +155,20 @@ def weighted_sum(job_at):
                 shared = _floats(job.shared + row * width * 4, width)
                 for i in range(width):
                     out[i] += shared[i]
+        item = take_item(job_at)
+
+
+@worker
+def add(job_at):
+    job = carray(at(job_at), 1, _ADD)[0]
+    width = job.width
+    item = take_item(job_at)
+    while item < job.items:
+        for row in _rows(job, item):
+            x = _floats(job.x + row * width * 4, width)
+            added = _floats(job.added + row * width * 4, width)
+            for i in range(width):
+                x[i] += added[i]
         item = take_item(job_at)
 
 

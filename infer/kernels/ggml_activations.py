@@ -4,7 +4,7 @@ from infer.kernels.compiled_matmul import ConvertJob, convert
 from infer.kernels.ggml_library import GgmlLibrary
 from infer.kernels.jobs import prepared_job
 from infer.kernels.scratch import Scratch
-from infer.kernels.thread_team import ThreadTeam, run
+from infer.kernels.thread_team import ThreadTeam
 from shared.quants import TensorType
 
 _FORMATS = (
@@ -28,6 +28,7 @@ class Activations:
     def __init__(
         self, library: GgmlLibrary, team: ThreadTeam, scratch: Scratch, values: int
     ) -> None:
+        self._team = team
         self._job = prepared_job(ConvertJob, team.at)
         self._values = -(-values // _LARGEST_BLOCK) * _LARGEST_BLOCK
         self._formats = {int(kind): library.activation_format(kind) for kind in _FORMATS}
@@ -35,6 +36,10 @@ class Activations:
             kind: scratch.reserve(form.row_bytes(self._values))
             for kind, form in self._formats.items()
         }
+
+    @property
+    def values(self) -> int:
+        return self._values
 
     def address(self, kind: int) -> int:
         """Where converted rows begin; 0 for F32."""
@@ -56,4 +61,4 @@ class Activations:
         job.source, job.destination = source, self._addresses[kind]
         job.item_values, job.item_bytes = _ITEM_VALUES, form.row_bytes(_ITEM_VALUES)
         job.items = -(-job.values // _ITEM_VALUES)
-        run(job.at, convert)
+        self._team.run(job, convert)

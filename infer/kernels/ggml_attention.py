@@ -12,7 +12,7 @@ from infer.kernels.compiled_attention import (
 from infer.kernels.ggml_library import GgmlLibrary
 from infer.kernels.jobs import prepared_job
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
-from infer.kernels.thread_team import ThreadTeam, run
+from infer.kernels.thread_team import ThreadTeam
 from shared.quants import TensorType
 
 # Partial results of as many rows as fit here are computed before they are merged.
@@ -27,6 +27,7 @@ class GgmlAttention:
         one_row = _partial_bytes(bounds.heads, bounds.head_dim, bounds.context)
         self._partial_bytes = max(one_row, _PARTIAL_BYTES)
         self._bounds = bounds
+        self._team = team
         self._job = prepared_job(AttentionJob, team.at)
         self._job.partial = scratch.reserve(self._partial_bytes)
         self._job.tile_bytes = 4 * SPLIT_POSITIONS * (1 + 2 * bounds.head_dim)
@@ -55,9 +56,9 @@ class GgmlAttention:
             job.queries, job.out = queries + first * row_bytes, outputs + first * row_bytes
             job.splits = -(-(job.start + job.rows) // SPLIT_POSITIONS)
             job.items = job.splits * kv_heads
-            run(job.at, attend_splits)
+            self._team.run(job, attend_splits)
             job.items = job.rows * heads
-            run(job.at, merge_splits)
+            self._team.run(job, merge_splits)
         return out
 
     @staticmethod

@@ -3,7 +3,8 @@
 Importing this module compiles the loops, or loads them from the cache of an earlier run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,13 +14,18 @@ from infer.kernels import ggml_library
 from infer.kernels.ggml_activations import Activations
 from infer.kernels.ggml_attention import GgmlAttention
 from infer.kernels.ggml_experts import GgmlExperts
+from infer.kernels.ggml_heads import GgmlHeadMatrices
 from infer.kernels.ggml_linear import GgmlGroup, GgmlLinear
 from infer.kernels.ggml_rows import GgmlRows
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.matmul_tasks import Matmul
+from infer.kernels.pieces import piece_values
+from infer.kernels.program import Recorder
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds, Scratch
 from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.tiled_matmul import TiledMatmul
+from shared.quants import TensorType
 
 
 class GgmlKernels:
@@ -38,15 +44,24 @@ class GgmlKernels:
         library = ggml_library.load()
         team = ThreadTeam(threads)
         scratch = Scratch()
-        activations = Activations(library, team, scratch, bounds.tokens * bounds.columns)
+        inputs = piece_values(bounds.columns, bounds.tokens)
+        activations = Activations(library, team, scratch, inputs)
+        tiled = TiledMatmul(library, team.threads)
         matmul = Matmul(team, scratch, max(bounds.columns, bounds.expert_columns))
         self.threads = team.threads
         self._team = team
+        self._library = library
         self._scratch = scratch
-        self._linear = GgmlLinear(library, activations, matmul, scratch, bounds)
-        self._experts = GgmlExperts(library, team, activations, matmul, scratch, bounds)
+        self._linear = GgmlLinear(library, activations, matmul, tiled, scratch, bounds)
+        self._tiled = tiled
+        self._experts = GgmlExperts(library, team, activations, matmul, tiled, scratch, bounds)
         self._rows = GgmlRows(library, team, scratch, bounds)
         self._attention = GgmlAttention(library, team, scratch, bounds)
+        if bounds.latent is not None:
+            # More loops to compile or load, which other models need not wait for
+            from infer.kernels.ggml_latent import GgmlLatent  # noqa: PLC0415
+
+            self._latent = GgmlLatent(library, team, matmul, scratch, bounds, bounds.latent)
 
     def group(self, matrices: Sequence[QuantMatrix]) -> GgmlGroup:
         return self._linear.group(matrices)
@@ -68,6 +83,10 @@ class GgmlKernels:
         self, x: Tensor, gate: QuantMatrix, up: QuantMatrix, down: QuantMatrix, exact: bool = False
     ) -> Tensor:
         tokens = len(x)
+        if not exact and self._tiled.pays((gate.type_id, up.type_id, down.type_id), tokens):
+            sums = torch.empty((tokens, down.rows))
+            self._tiled.swiglu(x, gate, up, down, sums)
+            return sums
         batch = ExpertBatch(
             ExpertFormat(gate.type_id, up.type_id, down.type_id, gate.columns, gate.rows),
             self._experts.every_pair[:tokens],
@@ -87,10 +106,48 @@ class GgmlKernels:
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, start: int) -> None:
         self._rows.rope(x, cos, sin, start)
 
+    def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor, start: int, first: int = 0) -> None:
+        self._rows.rope_pairs(x, cos, sin, start, first)
+
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float
     ) -> Tensor:
         return self._attention(q, keys, values, start, scale)
+
+    def heads(self, matrices: Sequence[QuantMatrix]) -> GgmlHeadMatrices:
+        return self._latent.heads.group(matrices)
+
+    def per_head(self, x: Tensor, matrices: GgmlHeadMatrices, exact: bool = False) -> Tensor:
+        return self._latent.heads(x, matrices, exact)
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        value_width: int,
+        start: int,
+        scale: float,
+        selected: Tensor | None = None,
+    ) -> Tensor:
+        return self._latent.attention(q, latent, value_width, start, scale, selected)
+
+    def select(self, q: Tensor, weights: Tensor, keys: Tensor, start: int, top_k: int) -> Tensor:
+        return self._latent.select(q, weights, keys, start, top_k)
+
+    def add(self, x: Tensor, added: Tensor) -> None:
+        """x [n, width] += added."""
+        self._rows.add(x, added)
+
+    @contextmanager
+    def recorded(self) -> Iterator[Recorder]:
+        """Inside, calls compute nothing: the recorder makes a `Program` of them."""
+        recorder = Recorder(self._team.at, self._library.activation_format(TensorType.F16))
+        run, self._team.run = self._team.run, recorder.note
+        try:
+            with recorder:
+                yield recorder
+        finally:
+            self._team.run = run
 
     def route_sigmoid(
         self, logits: Tensor, bias: Tensor | None, top_k: int, scale: float

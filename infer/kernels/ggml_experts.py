@@ -3,6 +3,7 @@
 import ctypes
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from infer.kernels.compiled_matmul import HiddenJob, Task, hidden, plan_tasks
@@ -11,8 +12,10 @@ from infer.kernels.ggml_library import GgmlLibrary
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.jobs import prepared_job
 from infer.kernels.matmul_tasks import Matmul, activation_type, item_rows, task_template
+from infer.kernels.pieces import part_by_count, piece_rows, piece_values, split_batch
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
-from infer.kernels.thread_team import ThreadTeam, run
+from infer.kernels.thread_team import ThreadTeam
+from infer.kernels.tiled_matmul import TiledMatmul, least_tokens
 from shared.quants import TensorType
 
 _TASK_BYTES = ctypes.sizeof(Task)
@@ -35,16 +38,20 @@ class GgmlExperts:
         team: ThreadTeam,
         activations: Activations,
         matmul: Matmul,
+        tiled: TiledMatmul,
         scratch: Scratch,
         bounds: KernelBounds,
     ) -> None:
         self._library = library
+        self._team = team
         self._activations = activations
         self._matmul = matmul
+        self._tiled = tiled
         self._bounds = bounds
         # A dense block has one pair a token, and may be wider than an expert.
         self._hidden_values = max(
-            bounds.pairs * bounds.expert_columns, bounds.tokens * bounds.columns
+            piece_values(bounds.expert_columns, bounds.pairs),
+            piece_values(bounds.columns, bounds.tokens),
         )
         self._hidden = Activations(library, team, scratch, self._hidden_values)
         self._gate_rows = scratch.reserve(4 * self._hidden_values)
@@ -64,16 +71,28 @@ class GgmlExperts:
         assert len(x) == len(out) <= self._bounds.tokens
         assert groups == len(batch.up) == len(batch.down) == len(batch.group_start) - 1
         assert groups <= self._bounds.experts
-        assert count * shape.d_ff <= self._hidden_values
-        if count == 0:
+        if not exact and self._tiled.pays(shape[:3], count):
+            many, batch = part_by_count(batch, least_tokens(shape[:3]))
+            self._tiled.experts(x, many, out)
+        if len(batch.pairs) == 0:
             return
         prepared = self._prepared.get((shape, exact)) or self._prepare(shape, exact)
+        most = min(
+            piece_rows(3 * shape.d_model * shape.d_ff, shape.d_ff, self._hidden_values),
+            max(1, self._activations.values // shape.d_model),
+        )
+        for piece in split_batch(batch, most):
+            self._multiply(x, piece, prepared, out)
+
+    def _multiply(self, x: Tensor, batch: ExpertBatch, prepared: _Prepared, out: Tensor) -> None:
+        shape, count, groups = batch.format, len(batch.pairs), len(batch.gate)
         pairs_each = count // groups
         self._gate_and_up(x, batch, prepared, out.shape[1], pairs_each)
         self._activate_hidden(prepared, count, shape.d_ff)
         down = prepared.down
         down.outputs = address_of(out)
-        down.item_rows = item_rows(shape.d_ff, pairs_each)
+        weights, threads = groups * shape.d_model * shape.d_ff, self._matmul.threads
+        down.item_rows = item_rows(shape.d_ff, pairs_each, weights, threads)
         items = plan_tasks(
             self._down_tasks,
             ctypes.addressof(down),
@@ -88,16 +107,21 @@ class GgmlExperts:
     def _gate_and_up(
         self, x: Tensor, batch: ExpertBatch, prepared: _Prepared, top_k: int, pairs_each: int
     ) -> None:
+        token_of = self._token_of[: len(batch.pairs)]
+        np.floor_divide(batch.pairs, top_k, out=token_of)
+        if len(token_of) < len(x):
+            # Of a long prompt only the tokens that these experts work on
+            x = x.index_select(0, torch.from_numpy(token_of))
+            token_of = self.every_pair
         source, width = address_of(x), x.shape[1]
         for kind in prepared.conversions:
             self._activations.convert(kind, source, len(x), width)
         for task in prepared.on_floats:
             task.inputs = source
-        token_of = self._token_of[: len(batch.pairs)]
-        np.floor_divide(batch.pairs, top_k, out=token_of)
         groups, items, place = len(batch.gate), 0, self._first_tasks
         for task, weights in ((prepared.gate, batch.gate), (prepared.up, batch.up)):
-            task.item_rows = item_rows(width, pairs_each)
+            both = 2 * groups * width * batch.format.d_ff
+            task.item_rows = item_rows(width, pairs_each, both, self._matmul.threads)
             items = plan_tasks(
                 place,
                 ctypes.addressof(task),
@@ -115,7 +139,7 @@ class GgmlExperts:
         job.items, job.width = count, d_ff
         job.from_float = self._hidden.from_float(kind)
         job.destination, job.destination_stride = prepared.down.inputs, prepared.down.input_stride
-        run(job.at, hidden)
+        self._team.run(job, hidden)
 
     def _prepare(self, shape: ExpertFormat, exact: bool) -> _Prepared:
         """UnsupportedModel where a type cannot be multiplied."""

@@ -115,6 +115,11 @@ class GgmlLibrary:
         self._check_geometry()
         self._check_dot()
 
+    @property
+    def base(self) -> ctypes.CDLL:
+        """The library of the formats themselves, with the functions that make them."""
+        return self._base
+
     def functions(self, type_id: int) -> TypeFunctions:
         """UnsupportedModel where ggml cannot multiply by this type on a CPU."""
         if type_id in GEOMETRY:

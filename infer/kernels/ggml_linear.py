@@ -10,8 +10,10 @@ from infer.kernels.compiled_matmul import Task
 from infer.kernels.ggml_activations import Activations
 from infer.kernels.ggml_library import GgmlLibrary
 from infer.kernels.matmul_tasks import Matmul, activation_type, item_rows, task_template
+from infer.kernels.pieces import piece_rows
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds, Scratch, address_of
+from infer.kernels.tiled_matmul import TiledMatmul
 from shared.quants import TensorType
 
 MAX_GROUP_MATRICES = 8
@@ -29,14 +31,14 @@ class _Variant:
         self.items = 0
         self._inputs = 0
 
-    def plan(self, inputs: int) -> None:
+    def plan(self, inputs: int, threads: int) -> None:
         """Number the items for this many inputs."""
         if inputs == self._inputs:
             return
-        items = 0
+        items, weights = 0, sum(task.rows * task.columns for task in self.tasks)
         for task in self.tasks:
             task.count = inputs
-            task.item_rows = item_rows(task.columns, inputs)
+            task.item_rows = item_rows(task.columns, inputs, weights, threads)
             task.first_item = items
             items += -(-task.rows // task.item_rows)
             task.end_item = items
@@ -51,7 +53,9 @@ class GgmlGroup:
         self, matrices: tuple[QuantMatrix, ...], default: _Variant, exact: _Variant
     ) -> None:
         self.matrices = matrices
+        self.types = tuple(matrix.type_id for matrix in matrices)
         self.columns = matrices[0].columns
+        self.weights = self.columns * sum(matrix.rows for matrix in matrices)
         self.default = default
         self.exact = exact
 
@@ -62,12 +66,14 @@ class GgmlLinear:
         library: GgmlLibrary,
         activations: Activations,
         matmul: Matmul,
+        tiled: TiledMatmul,
         scratch: Scratch,
         bounds: KernelBounds,
     ) -> None:
         self._library = library
         self._activations = activations
         self._matmul = matmul
+        self._tiled = tiled
         self._bounds = bounds
         self._every_row = scratch.reserve(4 * bounds.tokens)
         rows = (ctypes.c_int32 * bounds.tokens).from_address(self._every_row)
@@ -98,16 +104,25 @@ class GgmlLinear:
         inputs, columns = x.shape
         assert columns == group.columns
         assert inputs <= self._bounds.tokens
-        source = address_of(x)
         if out is None:
             out = [torch.empty((inputs, matrix.rows)) for matrix in group.matrices]
+        if not exact and self._tiled.pays(group.types, inputs):
+            self._tiled.linear(x, group.matrices, out)
+            return out
         variant = group.exact if exact else group.default
-        variant.plan(inputs)
-        for task, target in zip(variant.tasks, out, strict=True):
-            task.outputs = address_of(target)
+        rows = piece_rows(group.weights, columns, self._activations.values)
+        source, targets = address_of(x), [address_of(target) for target in out]
+        for first in range(0, inputs, rows):
+            count = min(rows, inputs - first)
+            self._prepare(variant, source + first * columns * 4, count, columns)
+            for task, target in zip(variant.tasks, targets, strict=True):
+                task.outputs = target + first * task.output_stride
+            self._matmul(variant.at, len(variant.tasks), variant.items)
+        return out
+
+    def _prepare(self, variant: _Variant, source: int, inputs: int, columns: int) -> None:
+        variant.plan(inputs, self._matmul.threads)
         for task in variant.on_floats:
             task.inputs = source
         for kind in variant.conversions:
             self._activations.convert(kind, source, inputs, columns)
-        self._matmul(variant.at, len(variant.tasks), variant.items)
-        return out

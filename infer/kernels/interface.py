@@ -21,6 +21,13 @@ class MatrixGroup(Protocol):
     def matrices(self) -> tuple[QuantMatrix, ...]: ...
 
 
+class HeadMatrices(Protocol):
+    """A matrix for each head, prepared by the `Kernels` that multiply by them."""
+
+    @property
+    def matrices(self) -> tuple[QuantMatrix, ...]: ...
+
+
 class ExpertFormat(NamedTuple):
     """What the experts of one layer have in common: tensor type ids and widths."""
 
@@ -88,6 +95,10 @@ class Kernels(Protocol):
         head are rotated against each other (rotate-half, "NeoX"); values beyond r stay.
         """
 
+    def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor, start: int, first: int = 0) -> None:
+        """As `rope` for values `first` to `first` + r of a head, r = 2 * columns of `cos`, where
+        neighbours, (0, 1), (2, 3) and so on, are rotated against each other ("interleaved")."""
+
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float
     ) -> Tensor:
@@ -96,6 +107,39 @@ class Kernels(Protocol):
         keys, values [context, kv_heads, head_dim], float32 or float16; row i of q stands at
         position start + i and sees the positions up to and including its own, which the caller has
         stored. Query head h reads kv head h // (heads / kv_heads). Softmax in float32.
+        """
+
+    def heads(self, matrices: Sequence[QuantMatrix]) -> HeadMatrices:
+        """Prepare matrices, one a head, of one type and shape, for `per_head`."""
+
+    def per_head(self, x: Tensor, matrices: HeadMatrices, exact: bool = False) -> Tensor:
+        """x [n, heads, columns] -> for each head x W^T with its own W: [n, heads, rows]."""
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        value_width: int,
+        start: int,
+        scale: float,
+        selected: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of many heads over one key a position: [n, heads, value_width].
+
+        q [n, heads, width], latent [context, width] of the cache's type: a position's key, whose
+        first `value_width` numbers are its value too (DeepSeek-V2, section 2.1.2, absorbed form).
+        Row i stands at position start + i and sees the positions up to and including its own; of
+        these, with `selected` as `select` gives it, only the first min(top_k, start + i + 1) named
+        in selected[i]. Softmax in float32.
+        """
+
+    def select(self, q: Tensor, weights: Tensor, keys: Tensor, start: int, top_k: int) -> Tensor:
+        """The positions a sparse attention reads: int32 [n, top_k].
+
+        q [n, heads, width], weights [n, heads], keys [context, width] of the cache's type. Position
+        j has the score sum over h of weights[h] * relu(q[h] . keys[j]) (DeepSeek-V3.2, eq. 1). Row
+        i gets the top_k best of the positions up to start + i, ties to the lower one, in ascending
+        order. Where there are no more than top_k, it is 0 .. top_k - 1: all, then later ones.
         """
 
     def route_sigmoid(

@@ -1,6 +1,7 @@
 """A quantised matrix where it lies in memory: what every kernel takes as weights."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,22 @@ class QuantMatrix:
         rows, rest = divmod(data.nbytes, row_bytes(type_id, columns))
         assert rest == 0, "the array does not end at a row"
         return cls(type_id, rows, columns, data.ctypes.data, data)
+
+    def part(self, first_row: int, rows: int) -> "QuantMatrix":
+        """The matrix of some of the rows, in place."""
+        assert 0 <= first_row <= self.rows - rows
+        address = self.address + first_row * self.row_bytes
+        return QuantMatrix(self.type_id, rows, self.columns, address, self.keepalive)
+
+    @classmethod
+    def stack(cls, matrices: Sequence["QuantMatrix"]) -> "QuantMatrix | None":
+        """Matrices of one type and shape as one, where each lies behind the one before it."""
+        first = matrices[0]
+        step_bytes = first.rows * first.row_bytes
+        if any(m.address != first.address + i * step_bytes for i, m in enumerate(matrices)):
+            return None
+        rows = len(matrices) * first.rows
+        return cls(first.type_id, rows, first.columns, first.address, first.keepalive)
 
     def blocks(self) -> np.ndarray:
         """uint8 [rows, row_bytes]: the bytes in place, not to be written."""

@@ -1,6 +1,6 @@
 """`Kernels` on the torch reference: slow, for any device, and needing nothing but torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,17 @@ from torch import Tensor
 from infer.kernels import reference
 from infer.kernels.interface import ExpertBatch
 from infer.kernels.quant_matrix import QuantMatrix
+
+# Scores of as many queries as fit are there at once, whatever the prompt: 8 MiB.
+_TILE_SCORES = 1 << 21
+
+
+def _in_tiles(compute: Callable[[slice], Tensor], rows: int, row_scores: int) -> Tensor:
+    """`compute` for some rows at a time. The last come first: each tile fits the memory that the
+    larger one before it has left, where the allocator could use none the other way round."""
+    step = max(1, _TILE_SCORES // row_scores)
+    tiles = [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
+    return torch.cat([compute(tile) for tile in reversed(tiles)][::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +101,51 @@ class ReferenceKernels:
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, start: int) -> None:
         x.copy_(reference.rope_neox(x, cos, sin, start))
 
+    def rope_pairs(self, x: Tensor, cos: Tensor, sin: Tensor, start: int, first: int = 0) -> None:
+        x.copy_(reference.rope_pairs(x, cos, sin, start, first))
+
     def attention(
         self, q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float
     ) -> Tensor:
-        return reference.attention(q, keys, values, start, scale)
+        return _in_tiles(
+            lambda rows: reference.attention(q[rows], keys, values, start + rows.start, scale),
+            len(q),
+            q.shape[1] * (start + len(q)),
+        )
+
+    def heads(self, matrices: Sequence[QuantMatrix]) -> DenseGroup:
+        return self.group(matrices)
+
+    def per_head(
+        self,
+        x: Tensor,
+        matrices: DenseGroup,
+        exact: bool = False,  # noqa: ARG002
+    ) -> Tensor:
+        return reference.per_head(x, torch.stack(matrices.weights))
+
+    def latent_attention(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        value_width: int,
+        start: int,
+        scale: float,
+        selected: Tensor | None = None,
+    ) -> Tensor:
+        def attend(rows: slice) -> Tensor:
+            chosen = None if selected is None else selected[rows]
+            position = start + rows.start
+            return reference.latent_attention(q[rows], latent, value_width, position, scale, chosen)
+
+        return _in_tiles(attend, len(q), q.shape[1] * (start + len(q)))
+
+    def select(self, q: Tensor, weights: Tensor, keys: Tensor, start: int, top_k: int) -> Tensor:
+        return _in_tiles(
+            lambda rows: reference.select(q[rows], weights[rows], keys, start + rows.start, top_k),
+            len(q),
+            q.shape[1] * (start + len(q)),
+        )
 
     def route_sigmoid(
         self, logits: Tensor, bias: Tensor | None, top_k: int, scale: float

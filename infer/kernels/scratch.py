@@ -9,6 +9,18 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
+class LatentBounds:
+    """The largest calls of latent attention and its indexer; see `interface.LatentKernels`."""
+
+    heads: int
+    width: int  # numbers a token keeps in a layer: latent and rotated key
+    head_columns: int  # the widest input of `per_head`, a head
+    index_heads: int
+    index_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelBounds:
     """The largest call that a set of kernels will see; all scratch memory is reserved for it."""
 
@@ -20,10 +32,12 @@ class KernelBounds:
     heads: int
     head_dim: int
     context: int  # positions in a cache
+    latent: LatentBounds | None = None  # for models that have such attention
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            assert getattr(self, name) >= 1, name
+            value = getattr(self, name)
+            assert value is None or isinstance(value, LatentBounds) or value >= 1, name
 
 
 class Scratch:

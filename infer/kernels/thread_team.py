@@ -19,6 +19,8 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numba import carray
@@ -127,6 +129,7 @@ def run(job_at, worker):
 class ThreadTeam:
     """`threads` with the caller's own; `at` is what a job's `team` field wants.
 
+    `run(job, worker)` works a prepared job off; infer.kernels.program records jobs in its place.
     The helpers end with `close`, with this object or with the process.
     """
 
@@ -135,6 +138,7 @@ class ThreadTeam:
         wanted = _available_processors() if threads is None else threads
         assert wanted >= 1
         self.threads = min(wanted, MAX_THREADS)
+        self.run: Callable[[Any, int], None] = _run_now
         self._shared = _Shared()
         self.at = ctypes.addressof(self._shared.team) if self.threads > 1 else 0
         helpers = [
@@ -174,6 +178,10 @@ def _end(shared: _Shared, helpers: list[threading.Thread]) -> None:
     shared.libc.pthread_mutex_unlock(shared.mutex)
     for helper in helpers:
         helper.join()
+
+
+def _run_now(job: Any, worker: int) -> None:
+    run(job.at, worker)
 
 
 def _address(function: object) -> int:
