@@ -2,6 +2,7 @@
 
     table region (the daemon writes, clients map it read-only)
         0     magic u64 | n_layers u64 | n_experts u64 | max_clients u64
+        32    tracing u64                    not 0: clients record what their routers choose
         64    epoch u64                      alone in its cache line: clients read it every section
         128   revoked u32 [max_clients]
         4096  host_slots i32 [n_layers, n_experts]      the slot that holds the slab, or -1
@@ -11,7 +12,12 @@
         0     published u64 | section u64    the oldest epoch it may be reading (NONE: none)
         64    hits u64 | misses u64 | fetches u64       lookups, and messages sent
         128   tokens u64
+        192   cells u64 | records u64        written to the ring so far
         4096  uses u32 [n_layers, n_experts]            how often the router chose each expert
+        ...   ring u16 [RING_CELLS]          the cell numbered n is at n % RING_CELLS
+
+    a record in the ring, written only while the daemon traces
+        layer | use count (at most 65535) | count | experts [count]
 
 Aligned 4- and 8-byte loads and stores through numpy are single instructions; which order they may
 be seen in is docs/protocol.md's matter.
@@ -19,6 +25,7 @@ be seen in is docs/protocol.md's matter.
 
 from dataclasses import dataclass
 from mmap import mmap
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +36,8 @@ MAGIC = 0x5354524D_44303031  # "STRMD001"
 NONE_EPOCH = 2**64 - 1
 NOT_RESIDENT = -1
 MAX_CLIENTS = 64
+RING_CELLS = 1 << 17
+MAX_CELL = 0xFFFF
 _PAGE_BYTES = 4096
 
 
@@ -46,8 +55,12 @@ class TableShape:
         return _PAGE_BYTES + 2 * 4 * self.cell_count
 
     @property
-    def area_bytes(self) -> int:
+    def ring_offset(self) -> int:
         return _PAGE_BYTES + 4 * self.cell_count
+
+    @property
+    def area_bytes(self) -> int:
+        return self.ring_offset + 2 * RING_CELLS
 
 
 class ResidencyTable:
@@ -56,6 +69,7 @@ class ResidencyTable:
     def __init__(self, region: mmap | bytearray, shape: TableShape) -> None:
         self.shape = shape
         self._header = np.frombuffer(region, np.uint64, 4)
+        self._tracing = np.frombuffer(region, np.uint64, 1, offset=32)
         self._epoch = np.frombuffer(region, np.uint64, 1, offset=64)
         self.revoked = np.frombuffer(region, np.uint32, MAX_CLIENTS, offset=128)
         self.host_slots = self._plane(region, 0)
@@ -69,6 +83,7 @@ class ResidencyTable:
     def initialise(self) -> None:
         """The daemon, once, before anybody else has the region."""
         self._header[:] = (MAGIC, self.shape.n_layers, self.shape.n_experts, MAX_CLIENTS)
+        self._tracing[0] = 0
         self._epoch[0] = 1
         self.revoked[:] = 0
         self.host_slots[:] = NOT_RESIDENT
@@ -82,6 +97,20 @@ class ResidencyTable:
                 "the daemon's residency table has another layout",
                 "daemon and client are of different versions: restart the daemon",
             )
+
+    @property
+    def tracing(self) -> bool:
+        """Whether clients shall record what their routers choose."""
+        return bool(self._tracing[0])
+
+    @tracing.setter
+    def tracing(self, value: bool) -> None:
+        self._tracing[0] = value
+
+    @property
+    def epoch_address(self) -> int:
+        """For compiled code; likewise in ClientArea."""
+        return self._epoch.ctypes.data
 
     @property
     def epoch(self) -> int:
@@ -99,11 +128,21 @@ class ClientArea:
         self._words = np.frombuffer(region, np.uint64, 2)
         self._counters = np.frombuffer(region, np.uint64, 3, offset=64)
         self._tokens = np.frombuffer(region, np.uint64, 1, offset=128)
+        self._recorded = np.frombuffer(region, np.uint64, 2, offset=192)
+        self._ring = np.frombuffer(region, np.uint16, RING_CELLS, offset=shape.ring_offset)
         uses = np.frombuffer(region, np.uint32, shape.cell_count, offset=_PAGE_BYTES)
         self.uses = uses.reshape(shape.n_layers, shape.n_experts)
 
     def initialise(self) -> None:
         self._words[0] = NONE_EPOCH
+
+    @property
+    def words_address(self) -> int:
+        return self._words.ctypes.data
+
+    @property
+    def counters_address(self) -> int:
+        return self._counters.ctypes.data
 
     @property
     def published(self) -> int:
@@ -153,3 +192,30 @@ class ClientArea:
     @property
     def tokens(self) -> int:
         return int(self._tokens[0])
+
+    # What routers choose, while the daemon traces
+
+    def record(self, layer: int, experts: npt.NDArray[np.integer[Any]], use_count: int) -> None:
+        """A section is about these experts (distinct), `use_count` choices of them all together."""
+        record = np.empty(3 + len(experts), np.uint16)
+        record[:3] = layer, min(use_count, MAX_CELL), len(experts)
+        record[3:] = experts
+        written = int(self._recorded[0])
+        at = written % RING_CELLS
+        before_end = record[: RING_CELLS - at]
+        self._ring[at : at + len(before_end)] = before_end
+        self._ring[: len(record) - len(before_end)] = record[len(before_end) :]
+        self._recorded[:] = written + len(record), self._recorded[1] + np.uint64(1)
+
+    @property
+    def recorded(self) -> tuple[int, int]:
+        """Cells and records that have been written."""
+        cells, records = self._recorded.tolist()
+        return cells, records
+
+    def recorded_cells(self, begin: int, end: int) -> npt.NDArray[np.uint16] | None:
+        """A copy of the cells numbered so; None where some have been overwritten."""
+        if end - begin > RING_CELLS or begin > end:
+            return None
+        cells = self._ring[np.arange(begin, end) % RING_CELLS]
+        return cells if self.recorded[0] - begin <= RING_CELLS else None

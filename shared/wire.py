@@ -15,8 +15,9 @@ import msgpack
 
 from shared.errors import ProtocolMismatch, StreamError, from_wire
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 5
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_HINT_EXPERTS = 64
 HOST_TIER = "host"
 GPU_TIER = "gpu"
 
@@ -40,14 +41,20 @@ class Attach:
 
 @dataclass(frozen=True)
 class Attached:
-    """The answer; its descriptors are, in order: table, client area, arena, resident, doorbell.
+    """The answer; its descriptors are, in order: table, client area, arena, resident, the host's
+    resident where layers are streamed, doorbell.
 
     Slots, waves, arena and resident tensors are those of the tier that was asked for; a GPU's two
     descriptors are allocations to import, and their sizes whole multiples of its granularity.
     device_uuid: of the GPU, in hexadecimal, "" for the host tier. Ordinals differ between
     processes (CUDA_VISIBLE_DEVICES); device_ordinal, the daemon's own, is for messages (host: -1).
+    client_bytes: GPU memory that the daemon has left for a client's KV cache and activations (host:
+    0); client_limited: it must not take more, though there may be more.
     client: index in the table's `revoked`; ticket: names this attachment in requests, and its
     bytes (`routing_id`) are the ZeroMQ identity that answers go to.
+    streamed_layers: those whose matrices are not among a GPU's resident tensors; the client copies
+    them from the host's, of host_resident_bytes, laid out for reads aligned to host_align (both 0
+    where there are none). See shared/streamed.py.
     """
 
     client: int
@@ -61,9 +68,18 @@ class Attached:
     resident_bytes: int
     device_ordinal: int
     device_uuid: str
+    client_bytes: int
+    client_limited: bool
+    streamed_layers: list[int]
+    host_resident_bytes: int
+    host_align: int
+
+    @property
+    def descriptor_count(self) -> int:
+        return MAX_ATTACHED_DESCRIPTORS if self.streamed_layers else MAX_ATTACHED_DESCRIPTORS - 1
 
 
-ATTACHED_DESCRIPTOR_COUNT = 5
+MAX_ATTACHED_DESCRIPTORS = 6
 
 
 def routing_id(ticket: int) -> bytes:
@@ -74,6 +90,21 @@ def routing_id(ticket: int) -> bytes:
 @dataclass(frozen=True)
 class Fetch:
     """Client -> daemon: I wait for these experts of `layer` in my section `section`."""
+
+    ticket: int
+    section: int
+    layer: int
+    experts: list[int]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """Client -> daemon: I may soon need these experts of `layer`, the likeliest first.
+
+    section: the one in which I expect to read that layer (decode: my section + layers ahead);
+    once I am past it the hint has expired. At most MAX_HINT_EXPERTS. Never answered, not even
+    with a refusal, and never for what the table names already: the daemon may drop it.
+    """
 
     ticket: int
     section: int
@@ -95,12 +126,39 @@ class Failed:
 
 @dataclass(frozen=True)
 class StatsRequest:
-    pass
+    """watching: from a program that asks again and again; `since_last` ignores it."""
+
+    watching: bool = False
 
 
 @dataclass(frozen=True)
 class Stats:
     values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HeatRequest:
+    """How much each expert is used, and where it is."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Arrays [n_layers, n_experts], rows after one another.
+
+    heat: float32, uses by now, older ones counting less. tiers: uint8, 1 if the expert is in a host
+    slot, plus 2 if it is in a GPU slot. dense_layers have no experts.
+    """
+
+    n_layers: int
+    n_experts: int
+    dense_layers: list[int]
+    heat: bytes
+    tiers: bytes
+
+
+IN_HOST, IN_GPU = 1, 2
+# What a message has room for; the largest model we know of has 19,200 experts.
+MAX_HEAT_CELLS = 200_000
 
 
 @dataclass(frozen=True)
@@ -137,7 +195,19 @@ class Refused:
 
 
 Message = (
-    Attach | Attached | Fetch | Failed | StatsRequest | Stats | Stop | Reload | Stopping | Refused
+    Attach
+    | Attached
+    | Fetch
+    | Hint
+    | Failed
+    | StatsRequest
+    | Stats
+    | HeatRequest
+    | Heat
+    | Stop
+    | Reload
+    | Stopping
+    | Refused
 )
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Message)}
 _HINTS = {kind: typing.get_type_hints(kind) for kind in _KINDS.values()}
@@ -175,6 +245,8 @@ def _checked(kind: type, body: dict[Any, Any]) -> Message:
     if body.keys() != hints.keys() or not all(_fits(body[n], h) for n, h in hints.items()):
         raise ProtocolMismatch(f"{kind.__name__} with wrong fields", _UPGRADE)
     message: Message = kind(**body)
+    if isinstance(message, Hint) and len(message.experts) > MAX_HINT_EXPERTS:
+        raise ProtocolMismatch(f"a hint of {len(message.experts)} experts, {MAX_HINT_EXPERTS} go")
     return message
 
 

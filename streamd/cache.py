@@ -6,41 +6,20 @@ are the daemon's. What it needs is given to it: table, clients' areas, barrier a
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from shared.errors import RequestError
 from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
 from shared.wire import GPU_TIER, HOST_TIER
 from streamd.cache_client import CacheClient
 from streamd.cache_counters import CacheCounters
-from streamd.policy import LfuAgeing
+from streamd.grants import NO_WISHES, Grant, Step, Wishes
+from streamd.heat import Heat
+from streamd.readers.slab_read import Priority
 from streamd.reserve import Reserve
-from streamd.slots import ClassSlots, SlotState
+from streamd.slots import ClassSlots
 from streamd.victims import VictimChooser
 
 NO_CLASS = -1
-# How old the clients' use counts may be when victims are chosen.
-ABSORB_INTERVAL_MS = 5.0
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Read this expert into this slot."""
-
-    slot: int
-    layer: int
-    expert: int
-
-
-@dataclass
-class Step:
-    """What one step decided: reads to submit, and clients whose wait may be over."""
-
-    grants: list[Grant] = field(default_factory=list)
-    ring: set[int] = field(default_factory=set)
 
 
 class HostCache:
@@ -50,6 +29,8 @@ class HostCache:
     tier: HOST_TIER or GPU_TIER.
     layer_class: size class of each layer, NO_CLASS where a layer has no experts.
     An expert's key is `layer * n_experts + expert`.
+    ahead: slots given for a wish and held (pinned for nobody) until `release`, or until somebody
+    asks for what is on its way there.
     """
 
     def __init__(
@@ -65,16 +46,18 @@ class HostCache:
         self.counters = CacheCounters()
         self.clients: dict[int, CacheClient] = {}
         self.reading: dict[int, int] = {}  # key -> slot
+        self.ahead: set[int] = set()
         self.table = table
         self.plane = table.gpu_slots if tier == GPU_TIER else table.host_slots
         self._n_experts = table.shape.n_experts
         self.layer_class = tuple(layer_class)
         self._barrier = barrier
         self._now_ms = now_ms
-        self._policy = LfuAgeing(table.shape.cell_count)
-        self._choosers = [VictimChooser(c, self._policy, self._absorb_all) for c in self.classes]
-        self._absorbed_at_ms = now_ms()
-        self._reserve = Reserve(self.clients, tier)
+        self.heat = Heat(table.shape.cell_count, self.clients, now_ms)
+        self.choosers = {
+            c: VictimChooser(c, self.heat.policy, self.heat.refresh) for c in self.classes
+        }
+        self.reserve = Reserve(self.clients, tier)
 
     # Clients
 
@@ -82,7 +65,7 @@ class HostCache:
         """Let a client in, with its reserve made; DaemonBusy or PlanError where that cannot be."""
         assert number not in self.clients
         client = CacheClient(number, area, self._now_ms(), wave_limit)
-        self._reserve.check_room(self.classes, client)
+        self.reserve.check_room(self.classes, client)
         if not client.ours:
             self.table.revoked[number] = 0
         self.clients[number] = client
@@ -91,7 +74,7 @@ class HostCache:
     def detach(self, number: int) -> None:
         """Forget a client that has left, died or been revoked."""
         client = self.clients.pop(number)
-        self._absorb(client)
+        self.heat.absorb(client)
         self.counters.departed_hits += client.area.hits
         self.counters.departed_tokens += client.area.tokens
         self._begin_section(client, client.section)
@@ -122,39 +105,39 @@ class HostCache:
             self._begin_section(client, section)
         wave_experts = client.wave_experts(self.classes[self.layer_class[layer]])
         keys = {layer * self._n_experts + expert for expert in experts}
-        given = {self._class_of_slot(slot).key_of(slot) for slot in client.pins}
+        given = {self.class_of_slot(slot).key_of(slot) for slot in client.pins}
         if len(keys | client.wanted | given) > wave_experts:
             raise RequestError(f"more than {wave_experts} experts wanted in one section")
         client.wanted |= keys
         client.still_since_ms = self._now_ms()
-        self.counters.misses += len(experts)
+        self.counters.count_misses(layer, len(experts))
 
     @property
     def waiting(self) -> bool:
         """Whether a request has no slot yet, so that another step may serve it."""
         return any(client.wanted for client in self.clients.values())
 
-    def step(self, room_count: int) -> Step:
+    def step(self, room_count: int, wishes: Wishes = NO_WISHES) -> Step:
         """One step of the protocol: retire, see, reclaim, give. Reads are submitted after it.
 
         room_count: the most grants that can be submitted now.
+        wishes: served last, of what nobody needs; keys that have a slot already are passed over.
         """
         step = Step()
-        if not self.waiting:
+        if not (self.waiting or wishes):
             return step
-        self._retire()
-        self._barrier()
-        self._see_clients()
-        oldest_epoch = min((c.published for c in self.clients.values()), default=NONE_EPOCH)
-        for slots in self.classes:
-            slots.reclaim(oldest_epoch)
+        self._retire(wishes)
+        self.reclaim()
         for client in sorted(self.clients.values(), key=lambda client: client.age):
             self._serve(client, room_count, step)
+        self._give_ahead(wishes.prefetch, Priority.PREFETCH, room_count, step)
+        if not self.waiting:
+            self._give_ahead(wishes.backfill, Priority.BACKFILL, room_count, step)
         return step
 
     def read_done(self, slot: int) -> list[int]:
         """Publish a slot whose slab has arrived; the clients to ring."""
-        slots = self._class_of_slot(slot)
+        slots = self.class_of_slot(slot)
         key = slots.key_of(slot)
         del self.reading[key]
         slots.publish(slot)
@@ -166,10 +149,11 @@ class HostCache:
 
     def read_failed(self, slot: int) -> tuple[int, int, list[tuple[int, int]]]:
         """Free a slot whose read failed; its layer, expert, and who asked: (client, section)."""
-        slots = self._class_of_slot(slot)
+        slots = self.class_of_slot(slot)
         key = slots.key_of(slot)
         del self.reading[key]
         waiting = [client for client in self.clients.values() if slot in client.pins]
+        self.release(slot)
         for client in waiting:
             client.pins.remove(slot)
             slots.unpin(slot)
@@ -177,46 +161,54 @@ class HostCache:
         slots.give_back(slot)
         return (*divmod(key, self._n_experts), [(c.number, c.section) for c in waiting])
 
-    def stalled_clients(self, deadline_ms: float) -> list[int]:
-        """Clients that have not moved for `deadline_ms` and held up another one all that time.
+    def release(self, slot: int) -> None:
+        """Hold a slot that was given for a wish no longer: it may be a victim. Else nothing."""
+        if slot in self.ahead:
+            self.ahead.remove(slot)
+            self.class_of_slot(slot).unpin(slot)
 
-        A client that itself waits for a slab is not stalled: we are. So are we where it is ours.
-        """
-        waiting = [client for client in self.clients.values() if client.wanted]
-        moved_before_ms = self._now_ms() - deadline_ms
-        return [
-            client.number
-            for client in self.clients.values()
-            if client.still_since_ms <= moved_before_ms
-            and not (client.ours or self._waits(client))
-            and any(
-                other.still_since_ms <= moved_before_ms
-                and self._reserve.is_held_up(other, client, self._class_of_key(key))
-                for other in waiting
-                for key in other.wanted
-            )
-        ]
+    def offer(self, slot: int) -> None:
+        """A slab that nobody wanted after all: it goes before those that are as cold as it is."""
+        self.choosers[self.class_of_slot(slot)].offer(slot)
 
     # The parts of a step
 
-    def _retire(self) -> None:
+    def _retire(self, wishes: Wishes = NO_WISHES) -> None:
         """Take victims out until every class has its reserve, and what is asked of it besides."""
         wanted = set[int]().union(*(client.wanted for client in self.clients.values()))
-        asked_counts = Counter(self._class_of_key(k) for k in wanted if not self._has_slot(k))
+        asked_counts = Counter(self.class_of_key(k) for k in wanted if not self.has_slot(k))
         victims: list[tuple[ClassSlots, int]] = []
-        for slots, chooser in zip(self.classes, self._choosers, strict=True):
-            needed_count = self._reserve.count(slots) + asked_counts[slots]
-            for slot in chooser.choose(needed_count - slots.spare_count):
-                self.plane[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
-                victims.append((slots, slot))
+        wished_counts = Counter(self.class_of_key(k) for k in wishes.prefetch)
+        for slots, chooser in self.choosers.items():
+            needed_count = self.reserve.count(slots) + asked_counts[slots]
+            if wishes.prefetch and not slots.holds_all:
+                room_count = self.reserve.room_ahead(slots, self.ahead)
+                spare_count = min(wishes.spare_count, room_count // 2)
+                needed_count += min(max(wished_counts[slots], spare_count), room_count)
+            chosen = chooser.choose(needed_count - slots.spare_count)
+            victims += [(slots, slot) for slot in chosen]
+        self.take_out(victims)
+
+    def take_out(self, victims: Sequence[tuple[ClassSlots, int]], for_good: bool = False) -> None:
+        """LIVE -> LIMBO, with the grace period begun; `for_good`: to be closed after it."""
         if not victims:
             return
+        for slots, slot in victims:
+            self.plane[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
         self._barrier()
         self.table.epoch += 1
         for slots, slot in victims:
-            slots.retire(slot, self.table.epoch)
+            slots.retire(slot, self.table.epoch, for_good)
         self._barrier()
         self.counters.evictions += len(victims)
+
+    def reclaim(self) -> None:
+        """LIMBO -> FREE as far as the clients have moved on."""
+        self._barrier()
+        self._see_clients()
+        oldest_epoch = min((c.published for c in self.clients.values()), default=NONE_EPOCH)
+        for slots in self.classes:
+            slots.reclaim(oldest_epoch)
 
     def _see_clients(self) -> None:
         """Read each client's area once, and drop the pins and requests of sections it has left."""
@@ -230,7 +222,7 @@ class HostCache:
     def _begin_section(self, client: CacheClient, section: int) -> None:
         """Drop what belonged to the section before it."""
         for slot in client.pins:
-            self._class_of_slot(slot).unpin(slot)
+            self.class_of_slot(slot).unpin(slot)
         client.pins.clear()
         client.wanted.clear()
         client.section = section
@@ -240,12 +232,12 @@ class HostCache:
         """Give a client slots for what it waits for, as many as may be given."""
         wanted = sorted(client.wanted)
         shares = {
-            slots: self._reserve.share_of_older(slots, client)
-            for slots in set(map(self._class_of_key, wanted))
+            slots: self.reserve.share_of_older(slots, client)
+            for slots in set(map(self.class_of_key, wanted))
         }
         for key in wanted:
             layer, expert = divmod(key, self._n_experts)
-            slots = self._class_of_key(key)
+            slots = self.class_of_key(key)
             slot = int(self.plane[layer, expert])
             if slot != NOT_RESIDENT:
                 step.ring.add(client.number)
@@ -253,42 +245,50 @@ class HostCache:
             elif key in self.reading:
                 slot = self.reading[key]
                 self.counters.joined_reads += 1
-            elif len(step.grants) < room_count and self._reserve.may_give(slots, shares[slots]):
+                if slot in self.ahead:
+                    step.joined.append(slot)
+            elif len(step.grants) < room_count and self.reserve.may_give(slots, shares[slots]):
                 slot = slots.take(key)
                 self.reading[key] = slot
-                step.grants.append(Grant(slot, layer, expert))
+                step.grants.append(Grant(slot, layer, expert, owner=client.number))
             else:
                 continue
             client.wanted.remove(key)
             if slot not in client.pins:
                 client.pins.add(slot)
                 slots.pin(slot)
+        for slot in step.joined:
+            self.release(slot)
 
-    def _waits(self, client: CacheClient) -> bool:
-        return bool(client.wanted) or any(
-            self._class_of_slot(slot).state_of(slot) == SlotState.READING for slot in client.pins
-        )
+    def _give_ahead(
+        self, keys: Sequence[int], priority: Priority, room_count: int, step: Step
+    ) -> None:
+        """Slots for what nobody waits for, as many as may be; held until `release`."""
+        classes = set(map(self.class_of_key, keys))
+        left = {slots: self.reserve.room_ahead(slots, self.ahead) for slots in classes}
+        shares = {slots: self.reserve.share_of_all(slots) for slots in classes}
+        for key in keys:
+            slots = self.class_of_key(key)
+            if len(step.grants) >= room_count or left[slots] <= 0 or self.has_slot(key):
+                continue
+            if not self.reserve.may_give(slots, shares[slots]):
+                left[slots] = 0
+                continue
+            left[slots] -= 1
+            slot = slots.take(key)
+            slots.pin(slot)
+            self.reading[key] = slot
+            self.ahead.add(slot)
+            step.grants.append(Grant(slot, *divmod(key, self._n_experts), priority))
 
     # Small things
 
-    def _absorb_all(self) -> None:
-        now_ms = self._now_ms()
-        if now_ms - self._absorbed_at_ms >= ABSORB_INTERVAL_MS:
-            self._absorbed_at_ms = now_ms
-            for client in self.clients.values():
-                self._absorb(client)
-
-    def _absorb(self, client: CacheClient) -> None:
-        uses: npt.NDArray[np.uint32] = client.area.uses.reshape(-1).copy()
-        self._policy.absorb(uses - client.absorbed_uses)
-        client.absorbed_uses = uses
-
-    def _has_slot(self, key: int) -> bool:
+    def has_slot(self, key: int) -> bool:
         named = self.plane[divmod(key, self._n_experts)] != NOT_RESIDENT
         return key in self.reading or bool(named)
 
-    def _class_of_key(self, key: int) -> ClassSlots:
+    def class_of_key(self, key: int) -> ClassSlots:
         return self.classes[self.layer_class[key // self._n_experts]]
 
-    def _class_of_slot(self, slot: int) -> ClassSlots:
+    def class_of_slot(self, slot: int) -> ClassSlots:
         return next(slots for slots in self.classes if slots.owns(slot))

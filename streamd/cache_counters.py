@@ -1,6 +1,7 @@
 """What a cache counts for `streamd stats`."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -13,3 +14,8 @@ class CacheCounters:
     revocations: int = 0
     departed_hits: int = 0
     departed_tokens: int = 0
+    layer_misses: Counter[int] = field(default_factory=Counter)
+
+    def count_misses(self, layer: int, expert_count: int) -> None:
+        self.misses += expert_count
+        self.layer_misses[layer] += expert_count

@@ -56,6 +56,7 @@ def _check_reads(cache: HostCache) -> None:
 def _check_pins(cache: HostCache) -> None:
     """A slot is pinned once for each client that holds it, and a client's pins fit a section."""
     held = Counter(slot for client in cache.clients.values() for slot in client.pins)
+    held.update(cache.ahead)
     for slots in cache.classes:
         for index, pin_count in enumerate(slots.pin_count.tolist()):
             assert pin_count == held[index + slots.first], f"pins of slot {index + slots.first}"

@@ -4,11 +4,15 @@ Each size class keeps `w` slots FREE or in LIMBO for every attached client, at e
 the oldest section finds its `w` whatever the others do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shared.errors import DaemonBusy, PlanError
 from streamd.cache_client import CacheClient
 from streamd.slots import ClassSlots
+
+# Of a class's slots, the most that hold what nobody has asked for yet: one in so many, and so many.
+AHEAD_DIVISOR = 8
+MAX_AHEAD_SLOTS = 64
 
 
 class Reserve:
@@ -33,9 +37,9 @@ class Reserve:
             if slots.holds_all:
                 continue
             reserve_count = self.count(slots) + newcomer.wave_experts(slots)
-            if slots.count < 2 * reserve_count:
+            if slots.usable_count < 2 * reserve_count:
                 raise PlanError(
-                    f"a size class of the {self._tier} cache has {slots.count} slots,"
+                    f"a size class of the {self._tier} cache has {slots.usable_count} slots,"
                     f" {len(self._clients) + 1} clients need {2 * reserve_count}",
                     f"restart the daemon with a larger --{self._tier}-cache, or end another client",
                 )
@@ -51,6 +55,28 @@ class Reserve:
             for other in self._clients.values()
             if other.age < client.age
         )
+
+    def share_of_all(self, slots: ClassSlots) -> int:
+        """FREE slots that belong to the clients' sections, those that they may yet begin too."""
+        if slots.holds_all:
+            return 0
+        return sum(
+            max(0, client.wave_experts(slots) - sum(map(slots.owns, client.pins)))
+            for client in self._clients.values()
+        )
+
+    def room_ahead(self, slots: ClassSlots, ahead: Collection[int]) -> int:
+        """How many more slots of a class may be given ahead, `ahead` being given already.
+
+        They are none of the `2 x w x clients` that the argument for every section's end counts on.
+        """
+        beyond_floor_count = slots.usable_count - 2 * self.count(slots)
+        share_count = min(max(1, slots.usable_count // AHEAD_DIVISOR), MAX_AHEAD_SLOTS)
+        return min(beyond_floor_count, share_count) - sum(map(slots.owns, ahead))
+
+    def floor_count(self, slots: ClassSlots, ahead: Collection[int]) -> int:
+        """Slots that a class must keep for the clients it has, and for what is held ahead."""
+        return 2 * self.count(slots) + sum(map(slots.owns, ahead))
 
     def may_give(self, slots: ClassSlots, share_of_older: int) -> bool:
         """Whether one more slot can be given to whom `share_of_older` was counted for."""

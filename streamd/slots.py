@@ -2,6 +2,11 @@
 
 FREE --take--> READING --publish--> LIVE --retire--> LIMBO --reclaim--> FREE
                   \\--give_back (the read failed)--------------------------^
+
+CLOSED are slots out of use, while the machine is short of memory:
+
+FREE --close----------------------> CLOSED --open--> FREE
+LIVE --retire, for good--> LIMBO ------^
 """
 
 from collections import deque
@@ -18,6 +23,7 @@ class SlotState(IntEnum):
     READING = 1
     LIVE = 2
     LIMBO = 3
+    CLOSED = 4
 
 
 class ClassSlots:
@@ -37,6 +43,8 @@ class ClassSlots:
         self.pin_count: npt.NDArray[np.int32] = np.zeros(count, np.int32)
         self.free = list(range(first + count - 1, first - 1, -1))
         self.limbo: deque[tuple[int, int]] = deque(maxlen=count)
+        self.leaving: deque[tuple[int, int]] = deque(maxlen=count)  # LIMBO, to be CLOSED
+        self.closed: list[int] = []
         self.reading_count = 0
         self.pinned_live_count = 0
 
@@ -46,16 +54,21 @@ class ClassSlots:
     @property
     def retirable_count(self) -> int:
         """FREE + LIMBO + what could be retired now."""
-        return self.count - self.reading_count - self.pinned_live_count
+        return self.usable_count - self.reading_count - self.pinned_live_count
+
+    @property
+    def usable_count(self) -> int:
+        """All but the CLOSED and those that are about to be."""
+        return self.count - len(self.closed) - len(self.leaving)
 
     @property
     def spare_count(self) -> int:
-        """FREE + LIMBO."""
+        """FREE + LIMBO, but for what is about to be CLOSED."""
         return len(self.free) + len(self.limbo)
 
     @property
     def used_count(self) -> int:
-        return self.count - len(self.free)
+        return self.usable_count - len(self.free)
 
     def state_of(self, slot: int) -> SlotState:
         return SlotState(self.state[slot - self.first])
@@ -83,18 +96,35 @@ class ClassSlots:
         self.key[slot - self.first] = NO_KEY
         self.free.append(slot)
 
-    def retire(self, slot: int, stamp: int) -> None:
+    def retire(self, slot: int, stamp: int, for_good: bool = False) -> None:
         assert not self.pin_count[slot - self.first], "a pinned slot is no victim"
         self._move(slot, SlotState.LIVE, SlotState.LIMBO)
         self.key[slot - self.first] = NO_KEY
-        self.limbo.append((stamp, slot))
+        (self.leaving if for_good else self.limbo).append((stamp, slot))
 
     def reclaim(self, oldest_epoch: int) -> None:
-        """LIMBO -> FREE for every slot that nobody who entered before its stamp can still read."""
+        """LIMBO -> FREE (or CLOSED) for slots that nobody who entered before their stamps reads."""
         while self.limbo and self.limbo[0][0] <= oldest_epoch:
             _, slot = self.limbo.popleft()
             self._move(slot, SlotState.LIMBO, SlotState.FREE)
             self.free.append(slot)
+        while self.leaving and self.leaving[0][0] <= oldest_epoch:
+            _, slot = self.leaving.popleft()
+            self._move(slot, SlotState.LIMBO, SlotState.CLOSED)
+            self.closed.append(slot)
+
+    def close(self) -> None:
+        """Take a FREE slot out of use."""
+        assert not self.holds_all, "sections of such a class count on a slot for each expert"
+        slot = self.free.pop()
+        self._move(slot, SlotState.FREE, SlotState.CLOSED)
+        self.closed.append(slot)
+
+    def open(self) -> None:
+        """Put the slot back into use that was closed last."""
+        slot = self.closed.pop()
+        self._move(slot, SlotState.CLOSED, SlotState.FREE)
+        self.free.append(slot)
 
     def pin(self, slot: int) -> None:
         index = slot - self.first
@@ -126,9 +156,10 @@ class ClassSlots:
     def check_integrity(self) -> None:
         counts = {state: int((self.state == state).sum()) for state in SlotState}
         assert counts[SlotState.FREE] == len(set(self.free)) == len(self.free)
-        limbo = [slot for _, slot in self.limbo]
+        limbo = [slot for _, slot in (*self.limbo, *self.leaving)]
         assert counts[SlotState.LIMBO] == len(set(limbo)) == len(limbo)
         assert counts[SlotState.READING] == self.reading_count
+        assert counts[SlotState.CLOSED] == len(set(self.closed)) == len(self.closed)
         stamps = [stamp for stamp, _ in self.limbo]
         assert stamps == sorted(stamps), "limbo is ordered by stamp"
         named = (self.state == SlotState.READING) | (self.state == SlotState.LIVE)
@@ -136,5 +167,5 @@ class ClassSlots:
         assert len(set(self.key[named].tolist())) == int(named.sum()), "one slot an expert"
         pinned_live = (self.state == SlotState.LIVE) & (self.pin_count > 0)
         assert int(pinned_live.sum()) == self.pinned_live_count
-        unused = (self.state == SlotState.FREE) | (self.state == SlotState.LIMBO)
+        unused = ~named
         assert not bool(np.any(self.pin_count[unused])), "only slabs are pinned"

@@ -2,7 +2,7 @@
 
 An upload is one section of one expert in the host cache, of a client that is a part of the daemon:
 
-    waiting --> lane: enter the section, look the expert up
+    queued ---> lane: enter the section, look the expert up
                   | hit                         | miss: fetch, until the table has it, or it failed
                   v                             v
                 copy to the GPU slot  <---------+
@@ -12,9 +12,12 @@ An upload is one section of one expert in the host cache, of a client that is a 
 
 docs/protocol.md's rules then keep the host slot as it is while the copy reads it. The section needs
 nothing that another client holds once its slab is there, so it always ends by itself.
+
+What nobody waits for yet gets a lane only while the bus is idle: what is waited for is not being
+copied, it waits for the drive itself. Few of them at a time, since a demand waits for the copies
+that are under way when it comes.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +25,18 @@ import numpy as np
 from shared.arena import ArenaLayout
 from shared.errors import StreamError
 from shared.residency import MAX_CLIENTS, NOT_RESIDENT, ClientArea
-from streamd.cache import Grant, HostCache
-from streamd.gpu.device import GpuDevice
+from streamd.cache import HostCache
+from streamd.fair_queue import FairQueue
+from streamd.gpu.device import CopyQueue
 from streamd.gpu.host_source import HostSource
+from streamd.grants import Grant
+from streamd.readers.slab_read import Priority
 
 # Slabs on their way at a time. They cost twice as many host slots of each class, and hide the
 # drive's latency and that of the main loop.
 LANE_COUNT = 16
+# Of those, for what nobody waits for: two keep the bus busy.
+AHEAD_LANE_COUNT = 2
 QUEUE_LENGTH = 4096
 
 
@@ -40,6 +48,10 @@ class Lane:
     area: ClientArea
     grant: Grant | None = None
     copying: bool = False
+
+    @property
+    def is_demanded(self) -> bool:
+        return self.grant is not None and self.grant.priority == Priority.DEMAND
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class Uploads:
 
     def __init__(
         self,
-        device: GpuDevice,
+        device: CopyQueue,
         cache: HostCache,
         source: HostSource,
         layout: ArenaLayout,
@@ -66,7 +78,8 @@ class Uploads:
         self._cache = cache
         self._source = source
         self._targets = layout.stretches()[:, :, 0] + arena_address
-        self._waiting: deque[Grant] = deque(maxlen=QUEUE_LENGTH)
+        self._demanded = FairQueue[Grant]()
+        self._ahead: dict[int, Grant] = {}  # by slot, in order
         self._ended: list[Uploaded] = []
         self._lanes = [self._attach_lane(MAX_CLIENTS + at) for at in range(lane_count)]
         self.uploaded_bytes = 0
@@ -82,12 +95,24 @@ class Uploads:
     @property
     def room(self) -> int:
         """How many grants can be submitted now."""
-        return QUEUE_LENGTH - len(self._waiting)
+        return QUEUE_LENGTH - len(self._demanded) - len(self._ahead)
 
     def submit(self, grant: Grant) -> None:
         """Bring an expert into a GPU slot; exactly one Uploaded comes from a later `poll`."""
         assert self.room > 0
-        self._waiting.append(grant)
+        if grant.priority == Priority.DEMAND:
+            self._demanded.append(grant.owner, grant)
+        else:
+            self._ahead[grant.slot] = grant
+
+    def promote(self, slot: int) -> None:
+        """Somebody waits now for what comes into a GPU slot."""
+        if grant := self._ahead.pop(slot, None):
+            self._demanded.append(grant.owner, grant)
+
+    def withdraw(self, slot: int) -> bool:
+        """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""
+        return self._ahead.pop(slot, None) is not None
 
     def fetch_failed(self, number: int, section: int, error: StreamError) -> None:
         """The host cache cannot have what a lane waits for."""
@@ -106,12 +131,23 @@ class Uploads:
             if lane.grant is not None and not lane.copying:
                 self._copy_if_there(lane, lane.grant)
         for lane in self._lanes:
-            if not self._waiting:
-                break
             if lane.grant is None:
-                self._begin(lane, self._waiting.popleft())
+                if (grant := self._next()) is None:
+                    break
+                self._begin(lane, grant)
         ended, self._ended = self._ended, []
         return ended
+
+    def _next(self) -> Grant | None:
+        """Whose turn it is to have a lane."""
+        if self._demanded:
+            return self._demanded.pop()
+        busy = [lane for lane in self._lanes if lane.grant is not None]
+        ahead_count = sum(not lane.is_demanded for lane in busy)
+        bus_is_idle = not any(lane.is_demanded and lane.copying for lane in busy)
+        if not (self._ahead and bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
+            return None
+        return self._ahead.pop(next(iter(self._ahead)))
 
     def _begin(self, lane: Lane, grant: Grant) -> None:
         section = lane.area.enter(self._cache.table)

@@ -41,6 +41,12 @@ class VictimChooser:
                 victims.append(slot)
         return victims
 
+    def offer(self, slot: int) -> None:
+        """Take an evictable slot first, if the next one of the batch is no colder."""
+        heat = self._heat(slot)
+        if self._cold and heat <= self._cold[0][1]:
+            self._cold.appendleft((slot, heat))
+
     def _heat(self, slot: int) -> float:
         return float(self._policy.heat[self._slots.key_of(slot)])
 

@@ -91,8 +91,8 @@ def _give(setup: Setup, s: State) -> Iterator[Outcome]:
             what, after = _serve(setup, after, c)
             given += what
         yield f"gives{given or ' nothing'}", after
-    if setup.prefetch and _may_give(setup, s, None):
-        yield "prefetches", _overwritten(s, Slot(READING))
+    if setup.prefetch and _room_ahead(setup, s) > 0 and _may_give(setup, s, None):
+        yield "prefetches", _overwritten(s, Slot(READING, held=True))
 
 
 def _serve(setup: Setup, s: State, c: int) -> Outcome:
@@ -113,10 +113,21 @@ def _pinned(setup: Setup, s: State, c: int) -> State:
     if setup.broken == "pin":
         return s
     slots = tuple(
-        x._replace(pins=x.pins | 1 << c) if x.expert in missed and x.kind in (LIVE, READING) else x
+        # Who joins a read takes it over; a slab that is there stays held besides.
+        x._replace(pins=x.pins | 1 << c, held=x.held and x.kind == LIVE)
+        if x.expert in missed and x.kind in (LIVE, READING)
+        else x
         for x in s.slots
     )
     return s._replace(slots=slots)
+
+
+def _room_ahead(setup: Setup, s: State) -> int:
+    """How many more slots may be held: those beyond `2 x w x clients`."""
+    if setup.broken == "prefetch has a share":
+        return setup.slots
+    floor = 2 * setup.wave * (s.attached | s.joining).bit_count()
+    return setup.slots - floor - sum(x.held for x in s.slots)
 
 
 def _unmet(s: State, c: int) -> list[int]:
@@ -131,7 +142,7 @@ def _may_give(setup: Setup, s: State, c: int | None) -> bool:
     Prefetch, which has no client, is younger than every section.
     """
     free, limbo = s.count(FREE), s.count(LIMBO)
-    if setup.broken == "reserve":
+    if setup.broken == "reserve" or (c is None and setup.broken == "prefetch leaves the reserve"):
         return free > 0
     age = (s.epoch + 1, 0) if c is None else (s.snapshot[c], c)
     shares = 0
@@ -157,7 +168,9 @@ def _overwritten(s: State, new: Slot) -> State:
 
 
 def _victims(s: State) -> list[int]:
-    return [i for i, x in enumerate(s.slots) if x.kind == LIVE and not x.pins | x.old_pins]
+    return [
+        i for i, x in enumerate(s.slots) if x.kind == LIVE and not (x.pins | x.old_pins or x.held)
+    ]
 
 
 def _retire(setup: Setup, s: State) -> Iterator[Outcome]:
@@ -175,7 +188,14 @@ def _retire(setup: Setup, s: State) -> Iterator[Outcome]:
             wanted = max(wanted, newcomer)
         else:
             s = s._replace(joining=0)
-    count = min(max(wanted - idle, 0), len(victims))
+    counts = {min(max(wanted - idle, 0), len(victims))}
+    if setup.prefetch and _room_ahead(setup, s) > 0:
+        counts.add(min(max(wanted + 1 - idle, 0), len(victims)))
+    for count in sorted(counts):
+        yield from _retire_count(setup, s, victims, count)
+
+
+def _retire_count(setup: Setup, s: State, victims: list[int], count: int) -> Iterator[Outcome]:
     if not count:
         yield "ends its step", _ended(setup, s)
         return
@@ -200,13 +220,22 @@ def _ended(setup: Setup, s: State) -> State:
     """Reads are submitted and a newcomer gets its answer, if the reserve is whole."""
     attached = s.attached | s.joining
     idle = s.count(FREE) + s.count(LIMBO)
-    if idle < setup.wave * attached.bit_count() and setup.broken != "reserve":
+    taken = setup.broken in ("reserve", "prefetch leaves the reserve")
+    if idle < setup.wave * attached.bit_count() and not taken:
         raise ProtocolBroken(f"a step ends with {idle} slots FREE or in LIMBO")
     for c, x in enumerate(s.clients):
         if s.joining >> c & 1 and x.at == "attaching":
             s = s.client(c, at="idle")
+            slots = (y._replace(held=y.held and y.kind == READING) for y in s.slots)
+            s = s._replace(slots=tuple(slots))
     snapshot = s.snapshot if setup.broken == "barrier" else ()
     return s._replace(phase=READY, attached=attached, joining=0, snapshot=snapshot)
+
+
+def published(setup: Setup, s: State, i: int) -> State:
+    """The read to slot `i` is done; it is not held if a client has come and needs its floor."""
+    lacking = _room_ahead(setup, s) < 0
+    return s.slot(i, kind=LIVE, held=s.slots[i].held and not lacking)
 
 
 def revocations(setup: Setup, s: State) -> Iterator[Outcome]:

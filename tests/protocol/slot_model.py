@@ -11,7 +11,7 @@ the daemon reads it only after a barrier that empties those; `broken="barrier"` 
 from collections.abc import Iterator
 
 from slot_client import client_steps, reads_done
-from slot_daemon import daemon_steps, revocations
+from slot_daemon import daemon_steps, published, revocations
 from slot_state import (
     EARLIER_SECTION,
     ENTRY,
@@ -88,7 +88,13 @@ class SlotModel:
                 yield f"daemon {what}", REVOCATION, after
             for i, x in s.unlike_slots():
                 if x.kind == READING:  # one step: nobody sees the read before its publication
-                    yield f"read to slot {i} published", disk_owes(x.pins), s.slot(i, kind=LIVE)
+                    yield (
+                        f"read to slot {i} published",
+                        disk_owes(x.pins),
+                        published(self.setup, s, i),
+                    )
+                elif x.held:
+                    yield f"slot {i} is held no longer", NOBODY, s.slot(i, held=False)
         if s.faults_left:
             for what, after in self._faults(s):
                 yield what, NOBODY, after._replace(faults_left=s.faults_left - 1)
@@ -118,7 +124,7 @@ class SlotModel:
 
 def _read_failed(s: State, i: int) -> State:
     """Nobody has seen the slot: it is FREE. Who waits for it is told, and leaves."""
-    pins, after = s.slots[i].pins, s.slot(i, kind=FREE, expert=0, pins=0, old_pins=0)
+    pins, after = s.slots[i].pins, s.slot(i, kind=FREE, expert=0, pins=0, old_pins=0, held=False)
     for c, x in enumerate(s.clients):
         if pins >> c & 1 and x.at == "wait":
             after = reads_done(after, c).client(c, at="leave")

@@ -28,6 +28,8 @@ BROKEN = {
     "reserve": "any FREE slot may be given, victims are retired only for want of one",
     "surplus": "a slot is given on the credit of victims that the same step retires",
     "age": "a request leaves the share of every other section, not only of the older ones",
+    "prefetch leaves the reserve": "what is read ahead may be given any FREE slot",
+    "prefetch has a share": "any number of slots may be held for what is read ahead",
     "re-read": "a client does not look whether the epoch has moved while it published it",
     "revocation": "a client that has stopped is waited for",
     "revoked check": "a client does not look whether it was revoked before it uses its result",
@@ -53,7 +55,7 @@ class Setup:
     slow_post: bool = False  # a fetch may miss any number of the daemon's steps
     fault: str = ""  # what may happen once, at any time
     only_new_experts: bool = False  # each section wants what nobody has or wants
-    prefetch: bool = False
+    prefetch: bool = False  # into slots that are held for nobody, for ever or not
     split: bool = False  # clients step between any two parts of the daemon's step
     broken: str = ""  # a key of BROKEN
 
@@ -70,6 +72,7 @@ class Slot(NamedTuple):
     stamp: int = NONE
     pins: int = 0  # pinned for the client's present section
     old_pins: int = 0  # pinned for a section it has left, which the daemon has not seen yet
+    held: bool = False  # read ahead, and no victim until it is let go
     readers: int = 0  # who has looked the slot up in its present section and may read it
 
 

@@ -10,9 +10,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from exploration import Violation, explore
-from slot_state import BROKEN, LIMBO, NONE, READING, SECTION, Setup, State
+from slot_state import BROKEN, LIMBO, LIVE, NONE, READING, SECTION, Setup, State
 
 FLOOR = Setup(clients=2, wave=1, slots=4, abandoners=0)  # 2 x wave x clients slots
+
+ABOVE_FLOOR = replace(FLOOR, slots=5, prefetch=True)
+ALONE = Setup(clients=1, wave=1, slots=2, prefetch=True)
 
 
 def someone_waits_for_whom_limbo_waits(s: State) -> bool:
@@ -26,6 +29,10 @@ def hits_are_in_limbo(s: State) -> bool:
 
 def nobody_waits_for_a_read(s: State) -> bool:
     return any(x.kind == READING and not x.pins for x in s.slots)
+
+
+def a_slot_is_held(s: State) -> bool:
+    return any(x.kind == LIVE and x.held for x in s.slots)
 
 
 def newcomer_is_in_a_section(s: State) -> bool:
@@ -74,7 +81,13 @@ SOUND: dict[str, tuple[Setup, int, list[Callable[[State], bool]]]] = {
         30_000,
         [someone_waits_for_whom_limbo_waits],
     ),
-    "prefetch": (replace(FLOOR, prefetch=True), 10_000, [nobody_waits_for_a_read]),
+    "prefetch": (ABOVE_FLOOR, 10_000, [nobody_waits_for_a_read, a_slot_is_held]),
+    "prefetch for one client": (replace(ALONE, wave=2, slots=6), 3_000, [a_slot_is_held]),
+    "a late client where slots are held": (
+        replace(ABOVE_FLOOR, late=True, sections=(1, 1)),
+        10_000,
+        [newcomer_is_in_a_section, a_slot_is_held],
+    ),
     "a failed read": (
         replace(FLOOR, fault="failed read"),
         10_000,
@@ -131,7 +144,9 @@ UNSOUND = {
     "reserve": (FLOOR, STARVED),
     "surplus": (replace(FLOOR, only_new_experts=True, abandoners=0b11), STARVED),
     "age": (FLOOR, STARVED),
-    "re-read": (replace(FLOOR, prefetch=True), STARVED),
+    "prefetch leaves the reserve": (replace(ALONE, slots=3), STARVED),
+    "prefetch has a share": (ALONE, STARVED),
+    "re-read": (replace(ABOVE_FLOOR, sections=(1, 1)), STARVED),
     "revocation": (replace(FLOOR, fault="stall"), STARVED),
     "revoked check": (replace(FLOOR, fault="stall"), TORN),
     "revoked ends the wait": (replace(FLOOR, fault="stall"), STARVED),

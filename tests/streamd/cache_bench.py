@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.cache import Grant, HostCache, Step
+from streamd.cache import HostCache
 from streamd.cache_integrity import check_integrity
+from streamd.grants import NO_WISHES, Grant, Step, Wishes
 from streamd.slots import ClassSlots
 
 DEADLINE_MS = 2000.0
@@ -100,9 +101,9 @@ class CacheBench:
         self.cache.attach(number, client.area)
         return client
 
-    def step(self, room_count: int = ROOM) -> Step:
+    def step(self, room_count: int = ROOM, wishes: Wishes = NO_WISHES) -> Step:
         """One step of the daemon; its grants are then reads in flight."""
-        step = self.cache.step(room_count)
+        step = self.cache.step(room_count, wishes)
         for grant in step.grants:
             assert grant.slot not in self.reads, "read into a slot that is being read into"
             self.reads[grant.slot] = grant

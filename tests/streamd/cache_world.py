@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from cache_bench import DEADLINE_MS, ROOM, BenchClient, CacheBench
 
 from shared.errors import DaemonBusy, PlanError
+from streamd.grants import NO_WISHES, Wishes
+from streamd.stalls import stalled_clients
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class CacheWorld:
         taken = {person.number for person in self.people}
         number = next(n for n in range(len(taken) + 1) if n not in taken)
         fits = self._fit(len(taken) + 1)
+        for slot in self.cache.ahead - set(self.bench.reads):
+            self.cache.release(slot)
         try:
             client = self.bench.attach(number)
         except PlanError:
@@ -157,13 +161,19 @@ class CacheWorld:
 
     # The daemon
 
-    def step(self, room_count: int = ROOM, moves: Iterable[Sequence[Whim]] = ()) -> None:
+    def step(
+        self,
+        room_count: int = ROOM,
+        moves: Iterable[Sequence[Whim]] = (),
+        wishes: Wishes = NO_WISHES,
+    ) -> None:
         """The daemon's step; wherever others may act during it the next of `moves` happens."""
         self._deliver()
         self.moves = list(moves)
-        step = self.bench.step(room_count)
+        step = self.bench.step(room_count, wishes)
         self.moves = []
         assert len(step.grants) <= room_count
+        assert self.cache.ahead.isdisjoint(step.joined)
         for grant in step.grants:
             for person in self.people:
                 assert grant.slot not in person.reading, f"client {person.number} still reads it"
@@ -186,6 +196,15 @@ class CacheWorld:
         grant = self.bench.reads[slot]
         self.content[slot] = (grant.layer, grant.expert)
         self._ring(self.bench.finish(slot))
+        slots = self.cache.class_of_slot(slot)
+        if self.cache.reserve.room_ahead(slots, self.cache.ahead) < 0:
+            self.cache.release(slot)
+
+    def stop_holding(self, index: int) -> None:
+        """A slab that was brought for nobody in particular may go again."""
+        held = sorted(self.cache.ahead - set(self.bench.reads))
+        if held:
+            self.cache.release(held[index % len(held)])
 
     def finish_all(self) -> None:
         for slot in list(self.bench.reads):
@@ -207,7 +226,7 @@ class CacheWorld:
         """The clock moves on, and who is stalled is revoked: it throws its result away."""
         self.bench.now_ms += elapsed_ms
         self.step(room_count=0)
-        for number in self.cache.stalled_clients(DEADLINE_MS):
+        for number in stalled_clients(self.cache, self.bench.now_ms, DEADLINE_MS):
             person = next(person for person in self.people if person.number == number)
             assert person.at != "idle"
             assert not self._waits_for_us(person)
@@ -225,7 +244,10 @@ class CacheWorld:
             person.rung |= person.number in numbers
 
     def drain(self) -> None:
-        """Every section ends and every read succeeds: then nobody may go on waiting."""
+        """Every section ends and every read succeeds: then nobody may go on waiting.
+
+        What is held for nobody stays held: no section needs those slots.
+        """
         for _ in range(8 * (len(self.people) + 1)):  # more than a chain of waiting clients needs
             for person in self.people:
                 if person.at == "wait" and person.rung:

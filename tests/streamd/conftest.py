@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-for _name in ("cache_bench", "cache_world"):  # in the order in which they need each other
+# In the order in which they need each other.
+for _name in ("cache_bench", "cache_world", "prefetch_world"):
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])

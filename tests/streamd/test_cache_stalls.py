@@ -3,6 +3,8 @@
 import pytest
 from cache_bench import DEADLINE_MS, CacheBench
 
+from streamd.stalls import stalled_clients
+
 
 @pytest.fixture
 def held_up(floor):
@@ -23,7 +25,7 @@ def held_up(floor):
 def stalled_after(bench, elapsed_ms):
     bench.now_ms += elapsed_ms
     bench.step()
-    return bench.cache.stalled_clients(DEADLINE_MS)
+    return stalled_clients(bench.cache, bench.now_ms, DEADLINE_MS)
 
 
 def test_a_still_client_that_holds_up_another_is_stalled_at_the_deadline(held_up):
@@ -121,4 +123,4 @@ def test_nobody_is_to_blame_for_a_busy_disk(bench):
     slots = bench.cache.classes[0]
     assert bench.cache.waiting
     assert slots.limbo[-1][0] > reader.area.published
-    assert bench.cache.stalled_clients(DEADLINE_MS) == []
+    assert stalled_clients(bench.cache, bench.now_ms, DEADLINE_MS) == []

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 )
 
 from streamd.cache_integrity import check_integrity
+from streamd.grants import Wishes
 
 MOST_CLIENTS = 3
 N_EXPERTS = 5
@@ -37,6 +38,16 @@ whims = st.builds(
     layer=st.integers(0, N_LAYERS - 1),
     experts=st.permutations(range(N_EXPERTS)).map(tuple),
 )
+keys = st.lists(st.integers(0, N_LAYERS * N_EXPERTS - 1), max_size=4).map(tuple)
+wishes = st.builds(Wishes, prefetch=keys, spare_count=st.integers(0, 3), backfill=keys)
+
+
+def of_layers_with_experts(world: CacheWorld, wishes: Wishes) -> Wishes:
+    prefetch, backfill = (
+        tuple(key for key in keys if world.setup.layer_class[key // N_EXPERTS] >= 0)
+        for keys in (wishes.prefetch, wishes.backfill)
+    )
+    return Wishes(prefetch, wishes.spare_count, backfill)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -52,9 +63,14 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         room_count=st.sampled_from([100, 1, 0]),
         moves=st.lists(st.lists(whims, max_size=3), max_size=5),
+        wishes=wishes,
     )
-    def step(self, room_count, moves):
-        self.world.step(room_count, moves)
+    def step(self, room_count, moves, wishes):
+        self.world.step(room_count, moves, of_layers_with_experts(self.world, wishes))
+
+    @rule(index=st.integers(0, 5))
+    def nobody_wants_it_after_all(self, index):
+        self.world.stop_holding(index)
 
     @precondition(lambda self: self.world.bench.reads)
     @rule(ends=st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=4))
@@ -110,7 +126,13 @@ def anything(world: CacheWorld, rng: random.Random, quick_client: int) -> None:
         world.do(a_whim(rng, someone()))
     elif dice < 0.80:
         moves = [[a_whim(rng, someone()) for _ in range(rng.randint(0, 4))] for _ in range(6)]
-        world.step(rng.choice([100, 100, 1, 0]), moves if rng.random() < 0.5 else ())
+        prefetch, backfill = (
+            tuple(rng.choices(range(N_LAYERS * N_EXPERTS), k=rng.choice([0, 1, 3])))
+            for _ in range(2)
+        )
+        wishes = of_layers_with_experts(world, Wishes(prefetch, rng.randrange(3), backfill))
+        world.step(rng.choice([100, 100, 1, 0]), moves if rng.random() < 0.5 else (), wishes)
+        world.stop_holding(rng.randrange(6))
     elif dice < 0.95:
         for slot in rng.sample(sorted(world.bench.reads), min(2, len(world.bench.reads))):
             (world.fail if rng.random() < 0.1 else world.finish)(slot)

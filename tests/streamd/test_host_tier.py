@@ -13,12 +13,13 @@ from shared.arena import ArenaLayout
 from shared.errors import ReadFailed
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
-from streamd.cache import Grant
 from streamd.checksums import SlabChecksums
+from streamd.grants import Grant
 from streamd.host_tier import HostTier
 from streamd.readers.direct import open_file
 from streamd.readers.pread_engine import PreadEngine
 from streamd.readers.reader import Reader
+from streamd.readers.slab_read import Priority
 
 DEPTH = 8
 SLOTS = 6
@@ -174,3 +175,53 @@ def test_without_verify_nobody_notices(make_world):
     assert world.arrive(1) == {0: None}
     with pytest.raises(AssertionError):
         world.check(0, 5)
+
+
+def ahead(world, slot, expert):
+    return Grant(slot, world.layer, expert, Priority.PREFETCH)
+
+
+def test_what_the_disk_has_not_begun_can_be_withdrawn(make_world):
+    world = make_world()
+    for slot in range(2):
+        world.tier.submit(Grant(slot, world.layer, slot))
+    assert world.arrive(2) == {0: None, 1: None}
+    room = world.tier.room
+    world.tier.submit(Grant(0, world.layer, 3))
+    world.reader.depth = 0  # nothing is begun any more
+    world.tier.submit(ahead(world, 1, 4))
+    assert world.tier.withdraw(1) is True
+    assert world.tier.withdraw(0) is False
+    world.reader.depth = DEPTH
+    assert world.arrive(1) == {0: None}
+    assert world.tier.room == room
+    world.tier.submit(Grant(1, world.layer, 4))
+    assert world.arrive(1) == {1: None}
+    world.check(1, 4)
+
+
+def test_a_slot_that_waits_for_pages_can_be_promoted_and_not_withdrawn(make_world):
+    go_on = threading.Event()
+    world = make_world(find_pages=lambda buffer: go_on.wait(PATIENCE_S))
+    priorities = []
+    submit = world.reader.submit
+    world.reader.submit = lambda read, priority: priorities.append(priority) or submit(read)
+    for slot in range(2):
+        world.tier.submit(ahead(world, slot, slot))
+    assert world.tier.withdraw(1) is False
+    world.tier.promote(1)
+    go_on.set()
+    assert world.arrive(2) == {0: None, 1: None}
+    assert priorities == [Priority.PREFETCH, Priority.DEMAND]
+
+
+def test_what_is_read_ahead_can_be_promoted(make_world):
+    world = make_world()
+    world.tier.submit(Grant(0, world.layer, 0))
+    assert world.arrive(1) == {0: None}
+    world.reader.depth = 0
+    world.tier.submit(ahead(world, 0, 1))
+    world.reader.depth = DEPTH
+    world.tier.promote(0)
+    assert world.arrive(1) == {0: None}
+    world.check(0, 1)

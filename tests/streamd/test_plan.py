@@ -11,14 +11,7 @@ from shared.arena import slot_bytes
 from shared.errors import PlanError
 from shared.experts import ExpertIndex, SizeClass
 from shared.options import parse_size
-from streamd.plan import (
-    AUTO_SHARE,
-    FLOOR_CLIENTS,
-    WAVE_DIVISOR,
-    available_memory_bytes,
-    cgroup_room_bytes,
-    plan_host,
-)
+from streamd.plan import AUTO_SHARE, FLOOR_CLIENTS, WAVE_DIVISOR, plan_host
 
 ALIGN = 4096
 PLENTY = 1 << 50
@@ -130,66 +123,3 @@ def test_the_automatic_budget_is_a_share_of_what_is_left():
     assert plan(experts, None).budget_bytes == planned.full_bytes, "but no more than is of use"
     with pytest.raises(PlanError, match="cannot hold"):
         plan(experts, None, 100 << 20, 50 << 20)
-
-
-# The memory there is
-
-
-def a_group(directory, limit, current=0, active=0, inactive=0):
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "memory.max").write_text(f"{limit}\n")
-    (directory / "memory.current").write_text(f"{current}\n")
-    (directory / "memory.stat").write_text(
-        f"anon 5\nfile 99\nactive_file {active}\ninactive_file {inactive}\n"
-    )
-
-
-@pytest.fixture
-def membership(tmp_path):
-    path = tmp_path / "cgroup"
-    path.write_text("1:name=systemd:/other\n0::/user.slice/app\n")
-    return path
-
-
-def test_the_narrowest_of_the_groups_above_us_decides(tmp_path, membership):
-    root = tmp_path / "fs"
-    a_group(root / "user.slice" / "app", "max", 10)
-    assert cgroup_room_bytes(root, membership) is None
-    a_group(root / "user.slice", 1000, 300)
-    assert cgroup_room_bytes(root, membership) == 700
-    a_group(root / "user.slice" / "app", 500, 100)
-    assert cgroup_room_bytes(root, membership) == 400
-    a_group(root, 350, 300)
-    assert cgroup_room_bytes(root, membership) == 50
-    a_group(tmp_path, 1, 1)
-    assert cgroup_room_bytes(root, membership) == 50, "what is no group does not count"
-
-
-def test_cached_pages_of_files_are_room(tmp_path, membership):
-    root = tmp_path / "fs"
-    a_group(root / "user.slice" / "app", 1000, 990, active=300, inactive=500)
-    assert cgroup_room_bytes(root, membership) == 810
-    a_group(root / "user.slice" / "app", 1000, 1100)
-    assert cgroup_room_bytes(root, membership) == 0
-
-
-@pytest.mark.parametrize("text", [None, "", "nonsense\n"])
-def test_without_a_group_there_is_no_limit(tmp_path, text):
-    path = tmp_path / "cgroup"
-    if text is not None:
-        path.write_text(text)
-    assert cgroup_room_bytes(tmp_path / "fs", path) is None
-
-
-def test_files_that_make_no_sense_are_no_limit(tmp_path, membership):
-    a_group(tmp_path / "fs" / "user.slice" / "app", "lots")
-    assert cgroup_room_bytes(tmp_path / "fs", membership) is None
-    (tmp_path / "fs" / "user.slice" / "app" / "memory.max").write_text("1000")
-    (tmp_path / "fs" / "user.slice" / "app" / "memory.stat").write_text("anon 5\n")
-    assert cgroup_room_bytes(tmp_path / "fs", membership) is None
-
-
-def test_the_memory_of_this_machine():
-    with open("/proc/meminfo") as meminfo:
-        total_bytes = int(meminfo.readline().split()[1]) * 1024
-    assert 0 < available_memory_bytes() < total_bytes

@@ -5,7 +5,7 @@ import pytest
 
 from shared.residency import NONE_EPOCH, ClientArea, TableShape
 from streamd.cache_client import CacheClient
-from streamd.reserve import Reserve
+from streamd.reserve import AHEAD_DIVISOR, MAX_AHEAD_SLOTS, Reserve
 from streamd.slots import ClassSlots
 
 SHAPE = TableShape(1, 64)
@@ -111,3 +111,31 @@ def test_only_who_keeps_slots_in_limbo_holds_up(slots):
     assert not reserve.is_held_up(me, younger, slots), "it takes nothing from an older one"
     slots.reclaim(7)
     assert not reserve.is_held_up(me, early, slots), "there are enough FREE ones"
+
+
+def test_reading_ahead_leaves_every_client_its_share(slots):
+    """Of those in no section too."""
+    clients = [a_client(0), a_client(1, published=5, pins=[10, 11, 99])]
+    assert reserve_of(*clients).share_of_all(slots) == WAVE + 1
+    slots.holds_all = True
+    assert reserve_of(*clients).share_of_all(slots) == 0
+
+
+@pytest.mark.parametrize(
+    ("slot_count", "client_count", "room_count"),
+    [
+        (30, 0, 30 // AHEAD_DIVISOR),
+        (30, 4, 30 // AHEAD_DIVISOR),
+        (26, 4, 2),  # beyond the floor of 2 x 3 x 4
+        (24, 4, 0),
+        (5, 0, 1),
+        (10_000, 1, MAX_AHEAD_SLOTS),
+    ],
+)
+def test_reading_ahead_has_a_share_of_what_is_beyond_the_floor(
+    slot_count, client_count, room_count
+):
+    slots = ClassSlots(10, slot_count, 10**6, WAVE)
+    reserve = reserve_of(*map(a_client, range(client_count)))
+    assert reserve.room_ahead(slots, ()) == room_count
+    assert reserve.room_ahead(slots, {10, 11, 9}) == room_count - 2, "9 is of another class"

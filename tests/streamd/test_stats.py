@@ -1,13 +1,22 @@
 """What the daemon tells about itself."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from shared.residency import TableShape
 from streamd.readers.slab_read import ReadStats
 from streamd.sessions import Sessions
-from streamd.stats import SinceLast, client_values, io_values, tier_values
+from streamd.stats import (
+    SinceLast,
+    client_values,
+    io_values,
+    rss_bytes,
+    tier_values,
+    token_count,
+)
 
 
 def test_lookups_are_counted_over_clients_present_and_gone(bench):
@@ -80,4 +89,29 @@ def test_growth_since_the_last_asking():
     since = SinceLast()
     assert since.take({"hits": 3, "seconds": 1.5}) == {"hits": 3, "seconds": 1.5}
     assert since.take({"hits": 3, "seconds": 2.0}) == {"hits": 0, "seconds": 0.5}
+    assert since.peek({"hits": 4, "seconds": 3.0}) == {"hits": 1, "seconds": 1.0}
     assert since.take({"hits": 10, "seconds": 4.0}) == {"hits": 7, "seconds": 2.0}
+
+
+def test_misses_are_counted_by_layer(bench):
+    client = bench.attach(0)
+    bench.has_read(client, 0, [1, 2])
+    bench.has_read(client, 1, [3])
+    counters = bench.cache.counters
+    assert counters.layer_misses == {0: 2, 1: 1}
+    assert counters.misses == 3
+
+
+def test_tokens_are_counted_over_clients_present_and_gone(bench):
+    client, other = bench.attach(0), bench.attach(1)
+    client.area.count_tokens(5)
+    other.area.count_tokens(7)
+    assert token_count(bench.cache) == 12
+    bench.cache.detach(0)
+    assert token_count(bench.cache) == 12
+
+
+def test_the_memory_taken_is_the_kernels_word():
+    status = Path("/proc/self/status").read_text()
+    vm_rss_bytes = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024
+    assert rss_bytes() == pytest.approx(vm_rss_bytes, rel=0.05)

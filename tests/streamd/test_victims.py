@@ -117,3 +117,18 @@ def test_in_one_go_they_are_what_sorting_gives(heats, counts):
         coldest_left = min((heats[expert] for expert in left), default=10)
         assert all(heats[expert] <= coldest_left for expert in gone)
     assert np.count_nonzero(bench.slots.evictable()) == len(left)
+
+
+def test_what_is_offered_goes_first_if_it_is_as_cold():
+    bench = Bench([3, 1, 4, 2, 5])
+    assert bench.evict(1) == [1]
+    bench.policy.heat[4] = 1.5
+    bench.chooser.offer(bench.slot_of[4])
+    bench.chooser.offer(bench.slot_of[2])  # hotter than what comes next: left where it is
+    assert bench.evict(4) == [4, 3, 0, 2]
+
+
+def test_an_offer_to_nobody_is_forgotten():
+    bench = Bench([3, 1])
+    bench.chooser.offer(bench.slot_of[0])
+    assert bench.evict(2) == [1, 0]

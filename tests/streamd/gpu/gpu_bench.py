@@ -13,11 +13,13 @@ from fake_gpu import FakeDevice
 from shared.errors import ReadFailed
 from shared.experts import ExpertIndex, SizeClass
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.cache import Grant, HostCache
+from streamd.cache import HostCache
 from streamd.cache_integrity import check_integrity
 from streamd.gpu_plan import GpuPlan
 from streamd.gpu_tier import GpuTier
+from streamd.grants import Grant
 from streamd.plan import Demand, class_slots, place
+from streamd.scheduler import Scheduler, layer_slab_bytes
 
 PAGE_BYTES = 4096
 GPU_ALIGN_BYTES = 256
@@ -75,37 +77,54 @@ class GpuBench:
             [0] * N_LAYERS,
             class_slots(layout, waves, self.experts),
             lambda: None,
-            lambda: self.now_ms,
+            self._now_ms,
         )
+        self.reads: dict[int, Grant] = {}  # of the host tier, by slot
+        self.promoted: list[int] = []
+        self.scheduler = Scheduler(self.host, self, layer_slab_bytes(self.experts), self._now_ms)
         self.device = FakeDevice()
         self.gpu = GpuTier(
             self.device,
             gpu_plan(self.experts, gpu_slots),
             self.experts,
-            self.host,
+            self.scheduler,
             layout,
             self._arena.ctypes.data,
             lambda: None,
-            lambda: self.now_ms,
+            self._now_ms,
             stack,
         )
-        self.reads: dict[int, Grant] = {}  # of the host tier, by slot
         self.told: list[tuple[int, int, int, int]] = []  # client, section, layer, expert: failed
         self.rung: set[int] = set()
 
+    def _now_ms(self) -> float:
+        return self.now_ms
+
     def attach(self, number: int) -> GpuClient:
         client = GpuClient(self, number)
-        self.gpu.cache.attach(number, client.area)
+        self.gpu.scheduler.attach(number, client.area)
         return client
 
     def turn(self) -> None:
-        self.rung |= self.gpu.step()
+        self.rung |= self.gpu.scheduler.step()
         self._take_uploads()
-        for grant in self.host.step(1000).grants:
-            assert grant.slot not in self.reads
-            self.reads[grant.slot] = grant
-            self._host_slab(grant.slot)[:] = 0xEE  # a read overwrites from now on
+        self.scheduler.step()
         self.check()
+
+    # The disk, as a carrier of streamd.scheduler
+
+    room = 1000
+
+    def submit(self, grant: Grant) -> None:
+        assert grant.slot not in self.reads
+        self.reads[grant.slot] = grant
+        self._host_slab(grant.slot)[:] = 0xEE  # a read overwrites from now on
+
+    def promote(self, slot: int) -> None:
+        self.promoted.append(slot)
+
+    def withdraw(self, slot: int) -> bool:
+        return False
 
     def finish_read(self, slot: int) -> None:
         grant = self.reads.pop(slot)
@@ -117,13 +136,13 @@ class GpuBench:
             self._arena[at : at + part.length] = list(
                 self.file[part.offset : part.offset + part.length]
             )
-        self.host.read_done(slot)
+        self.scheduler.landed(slot)
         self._take_uploads()
         self.check()
 
     def fail_read(self, slot: int) -> None:
         del self.reads[slot]
-        _, _, asked = self.host.read_failed(slot)
+        _, _, asked = self.scheduler.failed(slot)
         for number, section in asked:
             self.gpu.uploads.fetch_failed(number, section, ReadFailed("the disk is broken"))
         self._take_uploads()
@@ -132,9 +151,9 @@ class GpuBench:
     def _take_uploads(self) -> None:
         for uploaded in self.gpu.uploads.poll():
             if uploaded.error is None:
-                self.rung |= set(self.gpu.cache.read_done(uploaded.slot))
+                self.rung |= set(self.gpu.scheduler.landed(uploaded.slot))
             else:
-                layer, expert, asked = self.gpu.cache.read_failed(uploaded.slot)
+                layer, expert, asked = self.gpu.scheduler.failed(uploaded.slot)
                 self.told += [(number, section, layer, expert) for number, section in asked]
 
     def bring(self, client: GpuClient, layer: int, *experts: int) -> None:

@@ -2,7 +2,9 @@
 
 import ctypes
 import json
+import mmap
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from fake_gpu import FakeDevice
 
 from infer.client import SlotClient
+from infer.copy_lane import joined
 from infer.mapping import TierMemory
+from infer.resident_weights import open_streamed
 from shared import shm
 from shared.errors import GpuError, PlanError, ReadFailed
 from shared.experts import ExpertIndex, resident_tensors
@@ -18,13 +22,15 @@ from shared.gguf_index import GgufIndex
 from shared.resident import gpu_resident_layout
 from shared.runtime_dir import Endpoints
 from shared.stats_view import render_stats
-from shared.wire import GPU_TIER, HOST_TIER, Stats, StatsRequest, Stop
+from shared.streamed import chosen_layers, kept_tensors
+from shared.wire import GPU_TIER, HOST_TIER, Hint, Stats, StatsRequest, Stop
 from streamd.ask import ask
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
 from streamd.plan import Demand
 
 NAME = "gpu-test"
+PATIENCE_S = 20.0
 
 
 def map_fake(attached, arena_fd, resident_fd):
@@ -77,6 +83,11 @@ class Reader:
 
         self.client.read(layer, np.array(experts), 1, compare)
 
+    def compare(self, tensor, address):
+        """A resident tensor with the file."""
+        wanted = self.file[tensor.offset : tensor.offset + tensor.byte_count].tobytes()
+        assert ctypes.string_at(address, tensor.byte_count) == wanted
+
     def read_all(self):
         """Every expert of the model, a section at a time."""
         for size_class in self.experts.classes:
@@ -127,11 +138,64 @@ def test_resident_tensors_are_there_at_aligned_addresses(place, demo_model):
         for placed in gpu_resident_layout(resident_tensors(reader.index)).tensors:
             tensor = placed.tensor
             assert placed.payload_offset % 256 == 0
-            held = ctypes.string_at(
-                mapping.resident_address + placed.payload_offset, tensor.byte_count
-            )
-            assert held == reader.file[tensor.offset : tensor.offset + tensor.byte_count].tobytes()
+            reader.compare(tensor, mapping.resident_address + placed.payload_offset)
         reader.client.close()
+
+
+class CheckedLane:
+    """Copies at once, out of memory that would have been pinned only."""
+
+    def __init__(self, _device, buffer_bytes, host, _keepalive):
+        self._memory = np.zeros((2, buffer_bytes), np.uint8)
+        self.buffers = tuple(row.ctypes.data for row in self._memory)
+        self.copying = self
+        self._pinned = joined(host)
+        assert all(at % mmap.PAGESIZE == 0 == size % mmap.PAGESIZE for at, size in self._pinned)
+
+    def computing(self):
+        return self
+
+    def event(self):
+        return self
+
+    def record(self, _stream):
+        pass
+
+    def wait_event(self, _event):
+        pass
+
+    def copy(self, copy):
+        end = copy.source + copy.size_bytes
+        assert any(at <= copy.source and end <= at + size for at, size in self._pinned)
+        ctypes.memmove(*copy)
+
+
+def test_streamed_layers_are_copied_from_what_the_client_gets(place, demo_model):
+    """The other tensors are in GPU memory; a pass of the model brings each layer in its turn."""
+    with daemon(demo_model, FakeDevice(at_once=True), gpu_resident=2 << 20):
+        reader = Reader(demo_model)
+        mapping = reader.client.mapping
+        layouts = chosen_layers(reader.index, mapping.attached.streamed_layers)
+        assert len(layouts) == 4, "two of six layers have 1.7 MB"
+        kept = gpu_resident_layout(kept_tensors(reader.index, layouts))
+        for placed in kept.tensors:
+            reader.compare(placed.tensor, mapping.resident_address + placed.payload_offset)
+        streamed = open_streamed(reader.index, mapping, "fake GPU", CheckedLane)
+        for layer in range(reader.experts.n_layers):
+            streamed.enter(layer)
+            for placed in layouts[layer].tensors if layer in layouts else ():
+                reader.compare(placed.tensor, streamed.addresses[layer] + placed.payload_offset)
+            streamed.leave(layer)
+        values = stats()
+        text = render_stats(values)
+        host = Reader(demo_model, HOST_TIER)
+        assert open_streamed(host.index, host.client.mapping, "cpu") is None
+        for each in (reader, host):
+            each.client.close()
+    layer_bytes = sum(layout.total_bytes for layout in layouts.values())
+    assert values["tiers"]["gpu"]["streamed_layers"] == 4
+    assert values["tiers"]["gpu"]["streamed_bytes"] == layer_bytes
+    assert "of 4 layers" in text
 
 
 def test_clients_of_both_tiers_at_once(place, demo_model):
@@ -192,3 +256,49 @@ def test_a_gpu_that_is_asked_for_must_do(place, demo_model):
     with pytest.raises(PlanError), daemon(demo_model, device, device="cuda:0"):
         pass
     assert device.closed
+
+
+def prefetch_of(tier):
+    return stats()["tiers"][tier]["prefetch"]
+
+
+@pytest.mark.parametrize("tier", [GPU_TIER, HOST_TIER])
+def test_what_is_hinted_is_there_before_it_is_asked_for(place, demo_model, tier):
+    with daemon(demo_model, FakeDevice(at_once=True)):
+        reader = Reader(demo_model, tier)
+        layer = reader.experts.classes[0].layers[0]
+        reader.client.hint(layer, np.array([2, 3, 5]), 1)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while reader.client.absent(layer, np.array([2, 3, 5])).any():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        reader.read(layer, [2, 3])
+        assert reader.client.lookups == (2, 0)
+        reader.read(layer, [7])
+        deadline_s = time.monotonic() + PATIENCE_S
+        while prefetch_of(tier)["useful"] + prefetch_of(tier)["wasted"] < 3:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        counters = prefetch_of(tier)
+        assert (counters["hinted"], counters["issued"]) == (3, 3)
+        assert (counters["useful"], counters["wasted"]) == (2, 1)
+        assert counters["useful_bytes"] == 2 * reader.experts.classes[0].slab_bytes
+        reader.client.close()
+
+
+def test_hints_are_never_answered(place, demo_model):
+    """Whatever they say, and whoever says it."""
+    with daemon(demo_model, FakeDevice(at_once=True)):
+        reader = Reader(demo_model, HOST_TIER)
+        layer = reader.experts.classes[0].layers[0]
+        ticket = reader.client.mapping.attached.ticket
+        for hint in (
+            Hint(ticket + 1, 1, layer, [1]),
+            Hint(ticket, 1, -1, [1]),
+            Hint(ticket, 1, 10**6, [1]),
+            Hint(ticket, 2**63, layer, [-1, 10**9, 3, 3]),
+        ):
+            reader.client._connection.send(hint)
+        reader.read(layer, [1, 3])
+        assert prefetch_of(HOST_TIER)["hinted"] <= 1
+        reader.client.close()

@@ -9,6 +9,7 @@ from gpu_bench import some_experts
 from shared.daemon_options import DaemonOptions, parse_device
 from shared.errors import ConfigError, GpuError
 from streamd.gpu_tier import open_gpu
+from streamd.layer_choice import Residents
 
 
 @pytest.mark.parametrize(("text", "device"), [("cuda:03", "cuda:3"), ("cpu", "cpu")])
@@ -54,7 +55,7 @@ def no_gpu(ordinal):
 
 
 def open_with(wanted, open_device):
-    return open_gpu(some_experts(), 1000, wanted, 1, None, 0, open_device)
+    return open_gpu(some_experts(), Residents(1000), wanted, 1, None, 0, open_device)
 
 
 def test_no_gpu_is_looked_for_where_none_is_wanted():

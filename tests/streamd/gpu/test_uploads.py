@@ -8,6 +8,7 @@ from gpu_bench import N_EXPERTS, N_LAYERS
 
 from shared.errors import PlanError
 from shared.residency import ClientArea
+from streamd.stalls import stalled_clients
 from streamd.uploads import LANE_COUNT
 
 HOST_CLIENT = 7
@@ -95,7 +96,7 @@ def test_a_lane_is_never_found_stalled(make_bench):
     bench.now_ms += 1e6
     bench.host.step(1000)
     assert bench.host.waiting
-    assert bench.host.stalled_clients(1.0) == []
+    assert stalled_clients(bench.host, bench.now_ms, 1.0) == []
 
 
 def test_a_gpu_slot_is_not_reused_before_its_readers_have_left(bench):

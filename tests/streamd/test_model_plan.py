@@ -1,0 +1,171 @@
+"""`streamd plan` of whole files: this machine, described machines, headers alone."""
+
+import json
+
+import pytest
+from gguf_factory import hy3_model
+from gguf_writing import TensorPlan, write_header_only
+
+from shared.client_memory import client_bytes
+from shared.errors import ConfigError
+from shared.gguf_index import GgufIndex
+from shared.io_choice import Rate
+from streamd import model_plan
+from streamd.config import StreamdConfig
+from streamd.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES
+from streamd.io_best import IoBest
+from streamd.model_plan import SYSTEM_BYTES, plan_model
+from streamd.plan_options import MachineOptions
+from streamd.plan_view import plan_values, render_plan
+
+GB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The header of a model that is larger than this machine."""
+    pattern = hy3_model(n_layers=2, n_experts=32, top_k=2)
+    sizes = {"width": 1024, "expert_width": 2048}
+    plans = []
+    for layer in range(1, 41):
+        for name, tensor in pattern.tensors.items():
+            if not name.startswith("blk.1."):
+                continue
+            shape = tensor.shape
+            if "_exps" in name:
+                pair = (sizes["width"], sizes["expert_width"])
+                shape = (*(pair[::-1] if "down" in name else pair), 32)
+            plans.append(TensorPlan(name.replace("blk.1.", f"blk.{layer}."), shape, tensor.type_id))
+    for name, tensor in pattern.tensors.items():
+        if not name.startswith("blk.1."):
+            plans.append(TensorPlan(name, tensor.shape, tensor.type_id))
+    path = tmp_path_factory.mktemp("plan") / "big.gguf"
+    metadata = {"general.architecture": pattern.architecture, **pattern.metadata}
+    write_header_only(path, metadata | {"hy_v3.block_count": 41}, plans)
+    return path
+
+
+@pytest.fixture
+def described(monkeypatch, model):
+    """A plan for a machine that is not this one."""
+    monkeypatch.setattr(model_plan, "load_best", lambda *_: pytest.fail("of this machine"))
+
+    def plan(ram=4 * GB, vram=3 * GB, rates=(5e9, 13e9, 288e9), **options):
+        machine = MachineOptions(
+            ram=ram, disk=Rate(rates[0]), pcie=Rate(rates[1]), bandwidth=Rate(rates[2])
+        )
+        return plan_model(StreamdConfig(model=model, vram=vram, **options), machine)
+
+    return plan
+
+
+def test_a_described_machine_is_not_exceeded(described):
+    plan = described()
+    values = plan_values(plan)
+    assert values["available_bytes"] == 4 * GB - SYSTEM_BYTES
+    assert values["floor_bytes"] <= values["host_bytes"] <= values["available_bytes"]
+    gpu = values["gpu"]
+    taken = ("slots_bytes", "resident_bytes", "reserve_bytes")
+    contexts_bytes = DAEMON_CONTEXT_BYTES + CLIENT_CONTEXT_BYTES
+    total_bytes = sum(gpu[name] for name in taken) + contexts_bytes
+    assert total_bytes <= 3 * GB
+    assert gpu["slots_bytes"] >= gpu["floor_bytes"]
+
+
+def test_the_client_has_what_its_context_and_chunk_take(described, model):
+    index = GgufIndex.open(model, partial=True)
+    for options in ({}, {"ctx": 2000}, {"ctx": 2000, "chunk": 100}):
+        gpu = plan_values(described(**options))["gpu"]
+        wanted = client_bytes(index, options.get("ctx", 0), options.get("chunk"))
+        assert gpu["reserve_bytes"] == wanted
+    assert plan_values(described(gpu_reserve=5 << 20))["gpu"]["reserve_bytes"] == 5 << 20
+
+
+def test_more_memory_is_never_slower(described):
+    rates = [
+        plan_values(described(ram=ram, vram=2 * GB))["forecast"]["tokens_per_s"]["disk"]
+        for ram in (5 * GB // 2, 3 * GB, 4 * GB)
+    ]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1]
+
+
+def test_the_bound_is_of_its_slowest_part(described):
+    forecast = plan_values(described(rates=(1e9, 2e9, 1e12)))["forecast"]
+    by_hand = {
+        "disk": 1e9 / forecast["disk_bytes_a_token"],
+        "pcie": 2e9 / forecast["pcie_bytes_a_token"],
+        "compute": 1e12 / forecast["compute_bytes_a_token"],
+    }
+    assert forecast["tokens_per_s"] == pytest.approx(by_hand, rel=1e-2)
+    assert forecast["limit"] == min(by_hand, key=by_hand.get)
+
+
+def test_streamed_layers_cost_their_bytes_of_every_token(described):
+    """Little of this model is resident: a layer more or less changes few slots."""
+    plans = [described(gpu_resident=wanted) for wanted in (None, 0)]
+    some, none = (plan_values(plan) for plan in plans)
+    assert some["gpu"]["streamed_layers"] == []
+    assert none["gpu"]["streamed_layers"] == list(range(1, 41)), "layer 0 is dense"
+    streamed_bytes = none["gpu"]["streamed_bytes"]
+    assert none["gpu"]["buffers_bytes"] == 2 * streamed_bytes // 40
+    left_bytes = some["gpu"]["resident_bytes"] - none["gpu"]["resident_bytes"]
+    assert abs(left_bytes - streamed_bytes) <= 2 << 20, "but for whole granules"
+    moved = [plan_values(plan)["forecast"]["pcie_bytes_a_token"] for plan in plans]
+    assert moved[1] == pytest.approx(
+        plans[1].misses.gpu * plans[1].token_bytes + streamed_bytes, abs=1
+    )
+    assert moved[1] > moved[0]
+    assert "without 40 layers that are streamed" in render_plan(plans[1])
+    assert "streamed" not in render_plan(plans[0])
+
+
+def test_a_card_that_is_too_small_is_said_to_be(described):
+    plan = described(vram=1 * GB)
+    values = plan_values(plan)
+    assert values["gpu"] is None
+    assert "this model needs at least" in values["gpu_refusal"]
+    assert values["gpu_refusal"] in render_plan(plan)
+    assert values["forecast"]["pcie_bytes_a_token"] == 0
+
+
+def test_programs_get_json_and_people_sentences(described):
+    plan = described()
+    assert json.loads(json.dumps(plan_values(plan))) == plan_values(plan)
+    text = render_plan(plan)
+    assert "tokens/s, by" in text
+    assert "_" not in text.split("\n", 1)[1].replace(plan.misses.source, ""), "no field names"
+
+
+def test_what_is_not_known_is_said(model, monkeypatch):
+    monkeypatch.setattr(model_plan, "load_best", lambda *_: None)
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions(ram=4 * GB))
+    assert plan_values(plan)["forecast"]["tokens_per_s"] == {}
+    assert "streamd bench-io" in render_plan(plan)
+
+
+def test_the_disk_of_this_machine_is_as_measured(model, monkeypatch):
+    monkeypatch.setattr(model_plan, "load_best", lambda *_: IoBest("pread", 8, 2000.0))
+    monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: 2 * GB)
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions())
+    assert plan.rates.disk == 2e9
+
+
+def test_a_limit_on_pinned_memory_is_said(model, monkeypatch):
+    monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: 2 * GB)
+    monkeypatch.setattr(model_plan.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(model_plan.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions())
+    assert plan_values(plan)["pinnable_bytes"] == 8 << 20
+    assert "ulimit -l" in render_plan(plan)
+    monkeypatch.setattr(model_plan.os, "geteuid", lambda: 0)
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions())
+    assert plan_values(plan)["pinnable_bytes"] is None
+
+
+def test_a_trace_of_another_model_is_refused(described, tmp_path):
+    header = {"n_layers": 2, "n_experts": 4, "top_k": 1, "layer_bytes": [1, 1]}
+    path = tmp_path / "other.trace"
+    path.write_text(json.dumps({"format": "streamd-trace"} | header) + "\n")
+    with pytest.raises(ConfigError, match="of a model with 2 layers of 4 experts"):
+        described(trace=path)
