@@ -10,12 +10,11 @@ import torch
 from infer.bpe import BYTE_ALPHABET
 from infer.engine import kernel_bounds
 from infer.families import Parts, family_of
-from infer.kv_cache import KvCache
 from infer.tokenizer import Tokenizer
 from infer.vocabulary import TokenType
 from infer.weights import Weights
 from shared.experts import ExpertIndex, resident_tensors
-from shared.gguf_index import GgufIndex
+from shared.mtp import open_served
 from shared.resident import resident_layout
 
 
@@ -48,46 +47,80 @@ def small_tokenizer() -> Callable[..., Tokenizer]:
 
 
 class LocalModel:
-    """A model computed without a daemon: experts straight from the file, in waves of any width."""
+    """A model computed without a daemon: experts straight from the file, in waves of any width.
 
-    def __init__(self, path, kernels_of, wave_experts=10**6, context=64, chunk=64, exact=True):
-        self.index = GgufIndex.open(path)
+    What infer.decoding and infer.draft use of an Engine is there. mtp: as open_served takes it.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        path,
+        kernels_of,
+        wave_experts=10**6,
+        context=64,
+        chunk=64,
+        exact=True,
+        mtp="",
+        mtp_indexer=False,
+    ):
+        self.index = open_served(path, mtp)
         self.experts = ExpertIndex.from_gguf(self.index)
-        self._file = np.fromfile(path, np.uint8)
+        self._files = [np.fromfile(shard, np.uint8) for shard in self.index.paths]
         self._wave_experts = wave_experts
         self.read_counts: dict[int, int] = {}
-        self.exact, self.chunk = exact, chunk
+        self.hinted: list[tuple[int, list[int], int]] = []
+        self.exact, self.chunk, self.logits_chunk = exact, chunk, chunk
         family = family_of(self.index)
         self.shape = family.read_shape(self.index)
         bounds = kernel_bounds(self.index, self.experts, self.shape, chunk, context)
         layout = resident_layout(resident_tensors(self.index), 1)
         region = self._resident_region(layout)
-        weights = Weights(self.index.paths[0], layout, region, self, torch.device("cpu"))
-        parts = Parts(self.index, self.experts, weights, kernels_of(bounds), self, context)
+        weights = self._weights(layout, region)
+        kernels = kernels_of(bounds)
+        parts = Parts(self.index, self.experts, weights, kernels, self, context, mtp_indexer)
         self.model = family.build(parts)
-        self.kv = KvCache(
-            *(self.shape.n_layers, context, self.shape.kv_heads, self.shape.head_dim, exact),
-            torch.device("cpu"),
-        )
+        self.kv = self.shape.cache.allocate(context, exact, self.device)
+        self.mtp = family.build_mtp(parts) if mtp else None
 
     def _resident_region(self, layout) -> int:
         self._resident = np.zeros(layout.total_bytes, np.uint8)
         for placed in layout.tensors:
             tensor = placed.tensor
-            source = self._file[tensor.offset : tensor.offset + tensor.byte_count]
+            file = self._files[tensor.file_index]
+            source = file[tensor.offset : tensor.offset + tensor.byte_count]
             self._resident[placed.payload_offset : placed.payload_offset + len(source)] = source
         return self._resident.ctypes.data
+
+    def _weights(self, layout, region) -> Weights:
+        return Weights(self.index.paths[0], layout, region, self, self.device)
 
     def wave_experts(self, layer: int) -> int:
         return self._wave_experts
 
-    def read(self, layer, experts, use_counts, compute) -> None:
+    def absent(self, layer, experts) -> np.ndarray:
+        """As if those with odd numbers were not there."""
+        return experts % 2 == 1
+
+    def hint(self, layer, experts, layers_ahead) -> None:
+        self.hinted.append((layer, experts.tolist(), layers_ahead))
+
+    def read(self, layer, experts, use_counts, compute, meanwhile) -> None:
         assert len(set(experts.tolist())) == len(experts) <= self._wave_experts
         self.read_counts[layer] = self.read_counts.get(layer, 0) + 1
-        addresses = self._file.ctypes.data + self.experts.part_offsets[layer, experts]
+        bases = [self._files[file].ctypes.data for file in self.experts.part_files[layer]]
+        addresses = bases + self.experts.part_offsets[layer, experts]
+        meanwhile()
         # In two parts, as when some have to be read.
         for places in np.array_split(np.arange(len(experts)), 2):
             compute(places, addresses[places])
+
+    def check(self, ids) -> None:
+        self.kv.make_room(len(ids))
+
+    def extend(self, ids, tap=None) -> np.ndarray:
+        return self.logits(ids, tap)[-1]
 
     def logits(self, ids, tap=None) -> np.ndarray:
         rows = []

@@ -15,7 +15,8 @@ def ask(monkeypatch):
     def ask(device, torch_has_gpu, refusal=None, capability=(9, 0)):
         asked = []
 
-        def client(_name, _index, _experts, tier):
+        def client(_name, _index, _experts, tier, settle=None):
+            assert (settle is not None) == (tier == GPU_TIER)
             asked.append(tier)
             if tier == GPU_TIER and refusal is not None:
                 raise refusal

@@ -1,5 +1,7 @@
 """Conversations over an engine that only counts: what is computed, kept and given out."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
@@ -19,14 +21,20 @@ class CountingEngine:
             assert 0 <= length <= self.length
             self.length = length
 
+        def make_room(self, token_count):
+            if self.length + token_count > self.context:
+                raise RequestError("too long", "shorten it")
+
+        def planes(self):
+            return {}
+
     def __init__(self, vocab_size, context=32):
         self.kv = self._Kv(context)
         self.vocab_size = vocab_size
         self.computed = []
 
     def extend(self, ids):
-        if self.kv.length + len(ids) > self.kv.context:
-            raise RequestError("too long", "shorten it")
+        self.kv.make_room(len(ids))
         self.computed.append(list(ids))
         self.kv.length += len(ids)
         return np.eye(self.vocab_size, dtype=np.float32)[ids[-1] + 1]
@@ -117,3 +125,58 @@ def test_an_answer_broken_off_is_held_as_far_as_it_was_computed(talk):
     list(conversation.answer([97, 98, 255], Sampler(SamplerConfig(temperature=0)), 0, Answer()))
     assert held >= 2
     assert engine.computed[0] == [255]
+
+
+def test_what_is_recalled_is_not_computed(small_tokenizer):
+    engine = CountingEngine(small_tokenizer().vocab_size)
+    asked = []
+
+    def recall(prompt, planes):
+        asked.append((list(prompt), planes))
+        return 3
+
+    conversation = Conversation(engine, small_tokenizer(), recall=recall)
+    sampler = Sampler(SamplerConfig(temperature=0))
+    list(conversation.answer([10, 11, 12, 100], sampler, 1, Answer()))
+    assert engine.computed == [[100], [101]]
+    assert conversation.held == (10, 11, 12, 100, 101)
+    list(conversation.answer([10, 11, 90], sampler, 1, Answer()))
+    assert asked == [([10, 11, 12, 100], {})], "only where nothing is held"
+    conversation.reset()
+    list(conversation.answer([10, 11, 12], sampler, 1, Answer()))
+    assert engine.computed[-2:] == [[12], [13]], "the last token is computed in any case"
+
+
+def test_a_prompt_broken_off_is_held_as_far_as_whole_chunks_went(small_tokenizer):
+    class BreaksOff(CountingEngine):
+        def extend(self, ids):
+            if len(ids) > 4:
+                super().extend(ids[:4])
+                raise KeyboardInterrupt
+            return super().extend(ids)
+
+    engine = BreaksOff(small_tokenizer().vocab_size)
+    conversation = Conversation(engine, small_tokenizer())
+    sampler = Sampler(SamplerConfig(temperature=0))
+    prompt = [10, 11, 12, 13, 14, 15, 100]
+    with pytest.raises(KeyboardInterrupt):
+        next(conversation.answer(prompt, sampler, 1, Answer()))
+    assert conversation.held == (10, 11, 12, 13)
+    answer = Answer()
+    list(conversation.answer(prompt, sampler, 1, answer))
+    assert (answer.prefilled_count, engine.computed[1]) == (3, [14, 15, 100])
+
+
+def test_a_prefill_is_watched(small_tokenizer):
+    engine = CountingEngine(small_tokenizer().vocab_size)
+    seen = []
+
+    @contextmanager
+    def watch(token_count):
+        seen.append(token_count)
+        yield
+        seen.append(list(engine.computed))
+
+    conversation = Conversation(engine, small_tokenizer(), watch=watch)
+    list(conversation.answer([10, 11, 100], Sampler(SamplerConfig(temperature=0)), 1, Answer()))
+    assert seen == [3, [[10, 11, 100]]]

@@ -18,3 +18,11 @@ def test_reasoning_is_what_stands_between_think_tokens(small_tokenizer, suffix):
 
 def test_without_think_tokens_nothing_is_reasoning(small_tokenizer):
     assert not ThinkingTracker(small_tokenizer(), [60, 116]).thinking
+
+
+def test_think_tokens_may_be_user_defined(small_tokenizer):
+    tokenizer = small_tokenizer(extra=[("<think>", 4), ("</think>", 4)])
+    tracker = ThinkingTracker(tokenizer, [97, 258])
+    assert tracker.thinking
+    assert tracker.see(259)
+    assert not tracker.thinking

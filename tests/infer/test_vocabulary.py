@@ -92,3 +92,20 @@ def test_refusals_name_the_cause(small_metadata, change, error, named):
     metadata = small_metadata() | {f"tokenizer.ggml.{k}": v for k, v in change.items()}
     with pytest.raises(error, match=named):
         Vocabulary.from_metadata({k: v for k, v in metadata.items() if v is not None})
+
+
+@pytest.mark.parametrize("kind", [CONTROL, TokenType.USER_DEFINED])
+def test_the_text_of_tool_calls_is_shown_whatever_its_type(small_tokenizer, kind):
+    marks = (
+        "<tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "</tool_call>",
+    )
+    tokenizer = small_tokenizer(extra=[(text, kind) for text in marks])
+    call = "<tool_call>f<arg_key>ab</arg_key><arg_value>1</arg_value></tool_call>"
+    ids = tokenizer.encode(call)
+    assert [tokenizer.token_id(text) for text in marks] == [i for i in ids if i >= 258]
+    assert tokenizer.decode(ids) == call

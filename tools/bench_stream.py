@@ -1,0 +1,112 @@
+"""How near decoding comes to what disk, PCIe and compute allow.
+
+    python tools/bench_stream.py --model M.gguf --host-cache 2G [--gpu-cache 4G] [--io paced:7GB/s]
+        [--arms off,auto,off,oracle] [--tokens 128] [--warmup 64] [--json FILE] [--csv FILE]
+
+One daemon serves all arms, one after the other (A-B-A): settings of `--prefetch`, or `oracle`,
+which is told what the first arm's routers chose. Each arm decodes the same greedy text; the first
+tokens of it, --warmup, are not measured. The drive's rate is measured before and after with
+bench-io's code, in the same process; a paced drive is as fast as its pace at the most.
+
+useful      bytes a token that its routers asked for: read without what was fetched in vain
+bound       the least of disk rate / useful bytes, PCIe rate / uploaded bytes, 1 / compute time
+exposed     (time of a token - time at the bound) / layers with experts
+"""
+
+import argparse
+import csv
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from stream_arms import ArmResult, Arms
+from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
+
+from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
+from infer.daemon_process import EmbeddedDaemon
+from shared.daemon_options import DaemonOptions
+from shared.options import add_options, build, given
+
+ORACLE = "oracle"
+SETTINGS = (NO_PREFETCH, AUTO_PREFETCH, "1", "2", "3", ORACLE)
+SHOWN = (
+    *("arm", "tps", "bound_tps", "ratio", "bound_by", "exposed_ms", "hit_rate"),
+    *("disk_mb", "useful_mb", "pcie_mb", "disk_busy", "pcie_busy", "compute_busy", "recall"),
+)
+
+
+def main() -> None:
+    arguments = _arguments()
+    options = build(DaemonOptions, [("command line", given(arguments, DaemonOptions))])
+    with ExitStack() as stack:
+        disk_before = disk_rate_mb_s(arguments.model, options.io)
+        daemon = EmbeddedDaemon(arguments.model, options, "bench-stream")
+        stack.callback(daemon.close)
+        daemon.wait_ready()
+        config = ModelConfig(model=arguments.model, name=daemon.name, device=options.device)
+        arms = Arms(config, arguments.prompt, arguments.warmup, arguments.tokens)
+        measured = [arms.run(name) for name in arguments.arms]
+        disk_after = disk_rate_mb_s(arguments.model, options.io)
+    disk = (disk_before + disk_after) / 2
+    pcie = pcie_rate_mb_s(arms.device, options.upload_pace)
+    rows = [arm.judged(disk, pcie) for arm in measured]
+    _print(rows, disk_before, disk_after, pcie)
+    if arguments.json:
+        head = {"disk_mb_s": [disk_before, disk_after], "pcie_mb_s": pcie}
+        values = {**head, "arms": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(ArmResult)])
+            writer.writeheader()
+            writer.writerows(asdict(row) for row in rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
+    add_options(parser, DaemonOptions)
+    parser.add_argument("--arms", default="off,auto,off,oracle", help="in this order")
+    parser.add_argument("--prompt", type=int, default=16, metavar="N", help="tokens")
+    parser.add_argument("--warmup", type=int, default=64, metavar="N", help="tokens")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="measured")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    arguments.arms = arguments.arms.split(",")
+    if unknown := set(arguments.arms) - set(SETTINGS):
+        parser.error(f"unknown arm {', '.join(unknown)}: choose of {', '.join(SETTINGS)}")
+    if ORACLE in arguments.arms and arguments.arms[0] == ORACLE:
+        parser.error("the oracle has to be told by another arm: put one before it")
+    return arguments
+
+
+def _print(
+    rows: list[ArmResult], disk_before: float, disk_after: float, pcie: float | None
+) -> None:
+    print(f"disk {disk_before:.0f} MB/s before, {disk_after:.0f} after", end="")
+    print(f"; PCIe {pcie:.0f} MB/s" if pcie else "")
+    table = [list(SHOWN)]
+    for row in rows:
+        values = asdict(row)
+        table.append([_text(values[name]) for name in SHOWN])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+    for row in rows:
+        if row.prefetch:
+            print(f"{row.arm}: {json.dumps(row.prefetch)}", file=sys.stderr)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
