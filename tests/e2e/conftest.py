@@ -244,7 +244,28 @@ def streaming_model() -> Path:
 @pytest.fixture(scope="session")
 def slab_reader() -> ModuleType:
     """A client without a model, which compares slabs with the file: slab_reader.py here."""
-    spec = importlib.util.spec_from_file_location("slab_reader", HERE / "slab_reader.py")
+    return _beside("slab_reader")
+
+
+@pytest.fixture
+def open_terminal(module_place, monkeypatch) -> Iterator[Callable[..., Any]]:
+    """Opens a terminal (terminal.py here) with `infer chat` and these words in it."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody here answers where the cursor is
+    opened: list[Any] = []
+
+    def open_one(*words: object) -> Any:
+        opened.append(_beside("terminal").Terminal(module_place, *words))
+        opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
+        return opened[-1]
+
+    yield open_one
+    for terminal in opened:
+        terminal.close()
+
+
+def _beside(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -20,6 +20,7 @@ import numpy as np
 from infer.client import SlotClient
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
+from shared.wire import Fetch, Message
 
 # Long enough for another process to overwrite a slot that is free to be.
 HOLD_S = 0.001
@@ -74,6 +75,38 @@ class SlabReader:
                 wanted = self._file[extent.offset : extent.offset + extent.length]
                 differs[at] |= not np.array_equal(slot, wanted)
         return differs
+
+
+class CountingReader:
+    """A client that counts by itself what it looks up, and what it has to ask the daemon for."""
+
+    def __init__(self, model: Path, name: str) -> None:
+        self.reader = SlabReader(model, name)
+        self.top_k = self.reader.experts.top_k
+        self.lookup_count = self.asked_count = 0
+        self.looked_up: set[tuple[int, int]] = set()
+        connection = self.reader.client._connection
+        send = connection.send
+
+        def counted(message: Message) -> None:
+            if isinstance(message, Fetch):
+                self.asked_count += len(message.experts)
+            send(message)
+
+        connection.send = counted
+
+    def look_up(self, rng: np.random.Generator, section_count: int) -> None:
+        for _ in range(section_count):
+            layer = int(rng.choice(self.reader.layers))
+            experts = rng.choice(self.reader.experts.n_experts, self.top_k, replace=False)
+            self.reader.read(layer, experts)
+            self.lookup_count += self.top_k
+            self.looked_up |= {(layer, expert) for expert in experts.tolist()}
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Hits and misses."""
+        return self.lookup_count - self.asked_count, self.asked_count
 
 
 def main() -> None:

@@ -107,7 +107,7 @@ def test_a_chat_whose_daemon_dies_says_so(module_place, streaming_model):
     floor_bytes = module_place.plan(streaming_model)["floor_bytes"]
     options = ("--host-cache", floor_bytes, "--name", "dying")
     daemon = module_place.daemon(streaming_model, *options)
-    chat = _start_chat(module_place, "--name", daemon.name)
+    chat = _start_chat(module_place, "--name", daemon.name, "--reconnect-s", 0)
     _await_words(chat)
     daemon.process.kill()
     _, err = chat.communicate(timeout=ANSWER_S)

@@ -15,7 +15,10 @@ from infer.session import Session
 TOLERANCE = 1e-4
 # From file name to the name of its logits, where that is another.
 RENAMED = {"mtp-udmix": "udmix"}
-KINDS = ["iq1_m", "iq2_xxs", "iq3_xxs", "mtp-udmix", "mxfp4_moe", "q2_k", "q4_k_m", "q8_0"]
+KINDS = {
+    "hy3": ["iq1_m", "iq2_xxs", "iq3_xxs", "mtp-udmix", "mxfp4_moe", "q2_k", "q4_k_m", "q8_0"],
+    "glm": ["iq2_xxs", "iq3_xxs", "mtp-udmix", "q2_k"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,29 +26,30 @@ def oracle_dir(shared_dir) -> Path:
     return shared_dir / "oracle"
 
 
-def test_no_file_is_left_out(oracle_dir):
-    assert [
-        path.stem.removeprefix("hy3-") for path in sorted(oracle_dir.glob("hy3-*.gguf"))
-    ] == KINDS
+@pytest.mark.parametrize("family", KINDS)
+def test_no_file_is_left_out(oracle_dir, family):
+    found = sorted(oracle_dir.glob(f"{family}-*.gguf"))
+    assert [path.stem.removeprefix(f"{family}-") for path in found] == KINDS[family]
 
 
-@pytest.fixture(scope="module")
-def ids(oracle_dir) -> list[int]:
-    return np.load(oracle_dir / "hy3.npz")["ids"].ravel().tolist()
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def served(request, module_place, oracle_dir) -> Iterator[tuple[str, np.ndarray]]:
-    """A daemon that serves the file, and the logits it should lead to."""
-    daemon = module_place.daemon(oracle_dir / f"hy3-{request.param}.gguf")
-    logits = np.load(oracle_dir / "hy3-quant-logits.npz")
-    yield daemon.name, logits[f"{RENAMED.get(request.param, request.param)}.dequant"]
+@pytest.fixture(
+    scope="module",
+    params=[(family, kind) for family in KINDS for kind in KINDS[family]],
+    ids="-".join,
+)
+def served(request, module_place, oracle_dir) -> Iterator[tuple[str, list[int], np.ndarray]]:
+    """A daemon that serves the file, ids, and the logits they should lead to."""
+    family, kind = request.param
+    daemon = module_place.daemon(oracle_dir / f"{family}-{kind}.gguf")
+    ids = np.load(oracle_dir / f"{family}.npz")["ids"].ravel().tolist()
+    logits = np.load(oracle_dir / f"{family}-quant-logits.npz")
+    yield daemon.name, ids, logits[f"{RENAMED.get(kind, kind)}.dequant"]
     daemon.stop()
 
 
 @pytest.mark.parametrize("chunk", [48, 16, 5, 1])
-def test_exact_logits(chunk, served, ids):
-    name, expected = served
+def test_exact_logits(chunk, served):
+    name, ids, expected = served
     with Session(ModelConfig(name=name, exact=True, chunk=chunk)) as session:
         rows = session.engine.logits(ids)
     np.testing.assert_allclose(rows, expected, rtol=0, atol=TOLERANCE)

@@ -1,14 +1,6 @@
 """`infer chat` as a person meets it: at a terminal, and from a pipe."""
 
-import codecs
-import os
-import pty
 import re
-import select
-import sysconfig
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,46 +10,7 @@ NEXT_QUESTION = "I want to book a flight to Seattle."
 DEADLINE_S = 60.0
 PROMPT = r"\n>"
 CTRL_C, CTRL_D = "\x03", "\x04"
-# What a terminal is told beside text: control sequences, and moves within the line.
-_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\x08]")
 LONG_WINDED = ("--temp", 100, "--top-p", 1, "--seed", 1, "--ctx", 1024)
-
-
-class Terminal:
-    """`infer chat` on a pseudo-terminal, and the person before it."""
-
-    def __init__(self, place, *words: object) -> None:
-        self._master, slave = pty.openpty()
-        infer = Path(sysconfig.get_path("scripts"), "infer")
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
-        self.process = place.start("on_terminal.py", infer, "chat", *words, **streams)
-        os.close(slave)
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._unread = ""
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def enter(self, line: str) -> None:
-        self.type(line + "\r")
-
-    def read_until(self, pattern: str) -> str:
-        """What has appeared since the last call, up to the end of the first match."""
-        end_s = time.monotonic() + DEADLINE_S
-        while not (match := re.search(pattern, _CONTROLS.sub("", self._unread))):
-            left_s = end_s - time.monotonic()
-            ready, _, _ = select.select([self._master], [], [], max(0, left_s))
-            try:
-                assert ready, "nothing more appears"
-                self._unread += self._decoder.decode(os.read(self._master, 4096))
-            except (AssertionError, OSError) as error:  # EIO: the program has ended
-                raise AssertionError(f"{pattern!r} is not in {self._unread!r}") from error
-        text = _CONTROLS.sub("", self._unread)
-        self._unread = text[match.end() :]
-        return text[: match.end()]
-
-    def close(self) -> None:
-        os.close(self._master)
 
 
 @pytest.fixture(scope="module")
@@ -66,20 +19,13 @@ def daemon(module_place, demo_model) -> Any:
 
 
 @pytest.fixture
-def terminals(module_place, daemon, monkeypatch) -> Iterator[Any]:
-    """Opens a terminal with a chat in it; greedy unless told otherwise."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # nobody here answers where the cursor is
-    opened: list[Terminal] = []
+def terminals(open_terminal, daemon) -> Any:
+    """Opens a terminal with a chat in it; greedy unless told otherwise, without a past."""
 
-    def open_terminal(*words: object) -> Terminal:
-        opened.append(Terminal(module_place, *(words or ("--temp", 0))))
-        opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
-        return opened[-1]
+    def open_fresh(*words: object) -> Any:
+        return open_terminal("--kv-sessions", "off", *(words or ("--temp", 0)))
 
-    yield open_terminal
-    for terminal in opened:
-        terminal.close()
+    return open_fresh
 
 
 def test_a_conversation(terminals, module_place):
@@ -114,7 +60,7 @@ def test_commands(terminals):
     terminal = terminals()
     terminal.enter("/help")
     shown = terminal.read_until("Ctrl-C ends an answer")
-    for command in ("/help", "/stats", "/reset", "/system", "/think", "/exit"):
+    for command in ("/help", "/stats", "/reset", "/save", "/load", "/system", "/think", "/exit"):
         assert f"\n{command}" in shown
     terminal.enter("/stats")
     assert "lookups" in terminal.read_until(r"clients +1\n")

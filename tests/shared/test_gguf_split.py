@@ -124,3 +124,15 @@ def test_split_count_of_one_is_a_whole_model(tmp_path, gguf_bytes):
     path = tmp_path / "any-name.gguf"
     path.write_bytes(gguf_bytes.raw_gguf(keys))
     assert GgufIndex.open(path).paths == (path,)
+
+
+def test_a_partial_index_takes_shards_that_end_early(gguf_factory, tmp_path):
+    """A header is enough to say what a model is, and not enough to serve it."""
+    model = gguf_factory.hy3_model()
+    first = model.write(tmp_path / "model.gguf", shard_tensors=20)
+    whole = GgufIndex.open(first)
+    for path in whole.paths:
+        path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(MalformedModel, match="truncated"):
+        GgufIndex.open(first)
+    assert GgufIndex.open(first, partial=True).tensors == whole.tensors

@@ -2,12 +2,13 @@
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from shared.daemon_options import DaemonOptions
+from shared.daemon_options import OWN_MTP, DaemonOptions
 from shared.errors import ConfigError
 from shared.options import (
     add_options,
@@ -146,12 +147,20 @@ def from_words(words):
         ["--host-cache", "24G", "--io", "pread"],
         ["--gpu-cache", "0", "--device", "cpu"],
         ["--io", "paced:7GB/s:pread"],
+        ["--mtp"],
+        ["--mtp", "block.gguf", "--device", "cpu"],
     ],
 )
 def test_options_reach_the_daemon_as_they_were_given(words):
     options = from_words(words)
     assert from_words(options.arguments()) == options
     assert (options.arguments() == []) == (words == [])
+
+
+def test_an_option_alone_has_a_value_of_its_own():
+    assert from_words([]).mtp == ""
+    assert from_words(["--mtp", "--device", "cpu"]).mtp == OWN_MTP
+    assert from_words(["--mtp", "a.gguf"]).absolute_mtp == str(Path("a.gguf").absolute())
 
 
 def test_an_engine_that_there_is_not():

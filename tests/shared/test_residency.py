@@ -8,9 +8,11 @@ import pytest
 
 from shared.errors import ProtocolMismatch
 from shared.residency import (
+    MAX_CELL,
     MAX_CLIENTS,
     NONE_EPOCH,
     NOT_RESIDENT,
+    RING_CELLS,
     ClientArea,
     ResidencyTable,
     TableShape,
@@ -165,3 +167,33 @@ def test_looking_up_a_layers_experts_is_a_plain_look_into_memory(table):
 
     seconds = min(timeit.repeat(all_resident, repeat=20, number=500)) / 500
     assert seconds * 1e6 < LOOKUP_MICROSECONDS_MAX
+
+
+def test_clients_are_told_to_record(table, memory):
+    theirs = ResidencyTable(memory, SHAPE)
+    assert not theirs.tracing
+    table.tracing = True
+    assert theirs.tracing
+    theirs.check_header()
+
+
+def test_records_are_read_as_they_were_written(area):
+    area.record(2, np.array([7, 39, 0]), 3)
+    area.record(1, np.array([5]), 70_000)
+    assert area.recorded == (10, 2)
+    assert area.recorded_cells(0, 10).tolist() == [2, 3, 3, 7, 39, 0, 1, MAX_CELL, 1, 5]
+    assert area.recorded_cells(6, 10).tolist() == [1, MAX_CELL, 1, 5]
+    assert not area.uses.any()
+    assert (area.published, area.section, area.tokens) == (NONE_EPOCH, 0, 0)
+
+
+def test_what_the_ring_has_overwritten_is_none(area):
+    count = RING_CELLS // 5
+    for number in range(count + 1):
+        area.record(0, np.array([number % 40, 1]), 2)
+    cells, records = area.recorded
+    assert (cells, records) == (5 * (count + 1), count + 1)
+    assert area.recorded_cells(0, 5) is None
+    assert area.recorded_cells(0, cells) is None
+    assert area.recorded_cells(cells - 5, cells).tolist() == [0, 2, 2, count % 40, 1]
+    assert area.recorded_cells(7, 3) is None

@@ -81,11 +81,27 @@ def test_the_directory_is_made_for_us_alone(directory):
 def test_where_it_is(tmp_path, monkeypatch):
     monkeypatch.delenv("STREAMD_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    system_dir = tmp_path / "system" / "streamd"
+    monkeypatch.setattr("shared.runtime_dir.SYSTEM_DIR", system_dir)
     assert runtime_dir() == tmp_path / "user" / "streamd"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr("shared.runtime_dir.os.access", lambda path, mode: False)
     monkeypatch.setattr("shared.runtime_dir.tempfile.gettempdir", lambda: str(tmp_path))
     assert runtime_dir() == tmp_path / f"streamd-{os.getuid()}"
+    monkeypatch.setattr("shared.runtime_dir.os.access", lambda path, mode: True)
+    assert runtime_dir() == system_dir
+
+
+def test_a_service_that_runs_as_this_user_is_found_from_a_login(tmp_path, monkeypatch):
+    monkeypatch.delenv("STREAMD_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    system_dir = tmp_path / "streamd"
+    system_dir.mkdir(mode=0o700)
+    monkeypatch.setattr("shared.runtime_dir.SYSTEM_DIR", system_dir)
+    assert runtime_dir() == system_dir
+    # One that runs as somebody else is none of ours.
+    monkeypatch.setattr("shared.runtime_dir._is_ours", lambda directory: False)
+    assert runtime_dir() == tmp_path / "user" / "streamd"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
@@ -279,5 +295,5 @@ def test_a_record_is_plain_json():
     endpoints = Endpoints.of("one")
     with claim(endpoints, record("one", model="/模型.gguf")):
         assert json.loads(endpoints.lock_path.read_text()) == {
-            "name": "one", "pid": 1, "model": "/模型.gguf", "version": 1,
+            "name": "one", "pid": 1, "model": "/模型.gguf", "version": 1, "mtp": "",
         }  # fmt: skip

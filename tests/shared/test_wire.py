@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from shared.errors import DaemonBusy, ProtocolMismatch
 from shared.wire import (
+    MAX_HINT_EXPERTS,
     MAX_MESSAGE_BYTES,
     PROTOCOL_VERSION,
     Failed,
     Fetch,
+    Hint,
     Message,
     Refused,
     Stats,
@@ -40,7 +42,12 @@ def values_of(hint):
         if hint.__origin__ is list:
             return st.lists(values_of(hint.__args__[0]), max_size=5)
         return st.dictionaries(st.text(max_size=8), VALUES, max_size=4)
-    return {int: INTEGERS, str: st.text(max_size=20)}[hint]
+    return {
+        int: INTEGERS,
+        str: st.text(max_size=20),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=20),
+    }[hint]
 
 
 def messages_of(kind):
@@ -181,6 +188,14 @@ def test_the_longest_message():
         decode(frame + bytes(MAX_MESSAGE_BYTES))
     with pytest.raises(AssertionError, match="Fetch of"):
         encode(Fetch(1, 2, 3, experts * 2))
+
+
+def test_the_longest_hint():
+    """Its bound is checked by who reads it: what a peer sends is never trusted."""
+    hint = Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS)))
+    assert decode(encode(hint)) == hint
+    with pytest.raises(ProtocolMismatch, match=f"{MAX_HINT_EXPERTS} go"):
+        decode(encode(Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS + 1)))))
 
 
 def test_paths_that_are_no_text_survive():

@@ -1,0 +1,53 @@
+"""Statistics for people, of numbers by hand."""
+
+import pytest
+
+from shared.stats_view import duration, render_stats, size
+
+NO_AHEAD = {
+    "prefetch": {"issued": 0, "useful": 0, "late": 0, "wasted": 0},
+    "backfill": {"slabs": 0, "bytes": 0},
+}
+HOST = {"slots": 8, "slots_used": 5, "bytes": 4_000_000, "hits": 30, "misses": 10, "evictions": 2}
+
+
+def values(**host):
+    io = {"engine": "pread", "bytes_read": 5_000_000, "reads": 40}
+    return {
+        "name": "demo", "pid": 7, "model": "/m.gguf", "uptime_s": 61.0, "resident_bytes": 1500,
+        "io": io | {"latency_ms_p50": 0.5, "latency_ms_p99": 2.0},
+        "tiers": {"host": HOST | NO_AHEAD | host, "gpu": {"slots": 0} | NO_AHEAD},
+        "clients": [{"client": 0, "pid": 9, "tokens": 4, "hits": 3, "misses": 1}],
+        "since_last": {"seconds": 2.0, "hits": 0, "misses": 0, "evictions": 0, "bytes_read": 4e6},
+    }  # fmt: skip
+
+
+def test_a_screenful():
+    text = render_stats(values())
+    assert "demo  pid 7  up 1m01s" in text
+    assert "host      5 of 8 slots, 4 MB, resident tensors 1.5 kB" in text
+    assert "lookups   40 lookups, 75.0% hits, 2 evictions" in text
+    assert "4 MB, 2.0 MB/s" in text
+    assert "  0   pid 9        4 tokens, 4 lookups, 75.0% hits" in text
+    assert "gpu" not in text
+    assert "ahead" not in text
+
+
+def test_what_was_brought_before_it_was_asked_for():
+    ahead = {"issued": 9, "useful": 5, "late": 1, "wasted": 3}
+    text = render_stats(values(prefetch=ahead, backfill={"slabs": 12, "bytes": 1}))
+    assert "ahead     host: 5 useful, 1 late, 3 wasted; 12 while idle" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.5, "0.5s"), (60, "1m00s"), (3599, "59m59s"), (7260, "2h01m")]
+)
+def test_durations(seconds, shown):
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"), [(0, "0 B"), (999, "999 B"), (5_308_416, "5.31 MB"), (2e12, "2 TB")]
+)
+def test_sizes(size_bytes, shown):
+    assert size(size_bytes) == shown
