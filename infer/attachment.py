@@ -24,12 +24,17 @@ def attach(name: str, index: GgufIndex, experts: ExpertIndex, device: str) -> Sl
         )
     if named_gpu or (device == "auto" and _usable_gpu()):
         try:
-            return SlotClient(name, index, experts, GPU_TIER, torch.cuda.synchronize)
+            return SlotClient(name, index, experts, GPU_TIER, _settle)
         except (GpuError, PlanError) as error:  # none there, or no room for one more client
             if named_gpu:
                 raise
             log.info("the CPU computes: %s", error)
     return SlotClient(name, index, experts, HOST_TIER)
+
+
+def _settle(device: str) -> None:
+    """Wait for what is queued for computing; copies of streamed layers go on."""
+    torch.cuda.current_stream(torch.device(device)).synchronize()
 
 
 def _usable_gpu() -> bool:

@@ -4,14 +4,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from infer.config import ChatConfig, ModelConfig
+from infer.config import ChatConfig, DraftConfig, ModelConfig
 from infer.session import Session
-from shared.command import run_command
+from infer.signals import ended_by_signals, leave_at_once
+from shared.command import EXIT_INTERRUPTED, run_command
+from shared.completion import SHELLS, completion_script
 from shared.options import add_options, build, given
+
+# As in infer.commands.selftest, which imports much.
+SELFTESTS = ("gqa", "mla", "dsa", "quants", "all")
 
 
 def main() -> int:
-    return run_command("infer", lambda: _run(sys.argv[1:]))
+    with ended_by_signals():
+        code = run_command("infer", lambda: _run(sys.argv[1:]))
+    if code == EXIT_INTERRUPTED:
+        leave_at_once(code)
+    return code
 
 
 def _run(words: list[str]) -> int:
@@ -47,7 +56,10 @@ def _add_measurements(commands: "argparse._SubParsersAction[argparse.ArgumentPar
         "--out", required=True, type=Path, metavar="FILE.npy", help="float32 [n, vocab]"
     )
     logits.add_argument(
-        "--dump", type=Path, metavar="FILE.npz", help="hidden states and routing as well"
+        "--dump",
+        type=Path,
+        metavar="FILE.npz",
+        help="hidden states and routing too; with --mtp the block's logits",
     )
     perplexity = commands.add_parser("perplexity", help="mean negative log-likelihood of a text")
     perplexity.add_argument("--file", required=True, type=Path, metavar="FILE.txt", help="UTF-8")
@@ -57,9 +69,16 @@ def _add_measurements(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     bench.add_argument(
         "--warmup", type=int, default=1, metavar="N", help="unmeasured rounds before (default 1)"
     )
-    for command, name in ((logits, "logits"), (perplexity, "perplexity"), (bench, "bench")):
-        add_options(command, ModelConfig)
-        command.set_defaults(run=_measure, measurement=name)
+    bench.add_argument(
+        "--profile", action="store_true", help="one more round, with the time of each part"
+    )
+    for command, name, options in (
+        (logits, "logits", ModelConfig),
+        (perplexity, "perplexity", ModelConfig),
+        (bench, "bench", DraftConfig),
+    ):
+        add_options(command, options)
+        command.set_defaults(run=_measure, measurement=name, options=options)
     for command in (perplexity, bench):
         command.add_argument("--json", action="store_true", help="for programs")
 
@@ -76,7 +95,20 @@ def _add_looks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     inspect = commands.add_parser("inspect", help="what a GGUF file holds")
     inspect.add_argument("file", type=Path, metavar="FILE.gguf")
     inspect.add_argument("--json", action="store_true", help="for programs")
+    inspect.add_argument("--tensors", action="store_true", help="each tensor as well")
     inspect.set_defaults(run=_inspect)
+    selftest = commands.add_parser("selftest", help="does this machine compute what it should?")
+    selftest.add_argument(
+        "checks", nargs="*", choices=SELFTESTS, default="all", metavar="|".join(SELFTESTS)
+    )
+    selftest.add_argument(
+        "--device", default="auto", metavar="auto|cpu|cuda:0", help="default: a GPU if there is one"
+    )
+    selftest.add_argument("--threads", type=_positive, metavar="N", help="CPU threads")
+    selftest.set_defaults(run=_selftest)
+    completion = commands.add_parser("completion", help="what your shell completes, to be sourced")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=_completion)
 
 
 def _positive(text: str) -> int:
@@ -98,7 +130,8 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> int:
-    config = build(ModelConfig, [("command line", given(arguments, ModelConfig))])
+    options = arguments.options
+    config = build(options, [("command line", given(arguments, options))])
     with Session(config) as session:
         from infer.commands import measure  # noqa: PLC0415
 
@@ -107,12 +140,23 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _tokenize(arguments: argparse.Namespace) -> int:
-    from infer.commands import look  # noqa: PLC0415
+    from infer.commands.tokenize import tokenize  # noqa: PLC0415
 
-    return look.tokenize(arguments)
+    return tokenize(arguments)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    print(completion_script(_parser(), arguments.shell))
+    return 0
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    from infer.commands.selftest import selftest  # noqa: PLC0415
+
+    return selftest(arguments)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from infer.commands import look  # noqa: PLC0415
+    from infer.commands.inspect import inspect  # noqa: PLC0415
 
-    return look.inspect(arguments)
+    return inspect(arguments)

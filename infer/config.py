@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.daemon_options import DaemonOptions
-from shared.errors import ConfigError
+from infer.kv_limits import KvLimits, parse_kv_sessions
+from shared.daemon_options import OWN_MTP, DaemonOptions
 from shared.options import option, parse_count
 
-DEFAULT_CONTEXT = 4096
+AUTO_PREFETCH = "auto"
+NO_PREFETCH = "off"
+NO_DRAFT = "none"
+MTP_DRAFT = "mtp"
 
 
 def _probability(text: str) -> float:
@@ -34,23 +37,56 @@ class ModelConfig(DaemonOptions):
     name: str | None = option(
         None, "the daemon to attach to (default: the one that serves the model)"
     )
-    ctx: int = option(
-        0, "tokens of context (default: the model's, at most 4096)", parse=parse_count, metavar="N"
-    )
-    chunk: int = option(256, "prompt tokens computed at once", parse=parse_count, metavar="N")
     exact: bool = option(False, "float32 activations and KV cache", parse=bool)
+    prefetch: str = option(
+        AUTO_PREFETCH,
+        "guess and fetch the experts of the next layers: auto, off, or always so many"
+        " layers ahead, 1 to 3",
+        choices=(AUTO_PREFETCH, NO_PREFETCH, "1", "2", "3"),
+        metavar="LAYERS",
+    )
     threads: int = option(
         0, "CPU threads (default: as many as there are processors)", parse=parse_count, metavar="N"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunk == 0:
-            raise ConfigError("--chunk is 0", "give 1 or more")
+    reconnect_s: int = option(
+        30,
+        "go on after a daemon has ended, if it is back within so many seconds; 0: do not wait",
+        parse=parse_count,
+        metavar="SECONDS",
+    )
+    mtp_indexer: bool = option(
+        False,
+        "GLM: the MTP block reads what an indexer of its own selects (default: everything)",
+        parse=bool,
+    )
+
+    @property
+    def wanted_mtp(self) -> str:
+        """The MTP block that the command needs, as shared.mtp.open_served takes it."""
+        return self.absolute_mtp
 
 
 @dataclass(frozen=True)
-class ChatConfig(ModelConfig):
+class DraftConfig(ModelConfig):
+    """How tokens are guessed ahead; they are verified, so that answers are as without."""
+
+    draft: str = option(
+        NO_DRAFT,
+        f"{MTP_DRAFT}: guess a token ahead with the model's MTP block (default: {NO_DRAFT})",
+        choices=(NO_DRAFT, MTP_DRAFT),
+        metavar="KIND",
+    )
+
+    @property
+    def wanted_mtp(self) -> str:
+        if self.draft == NO_DRAFT:
+            return self.absolute_mtp
+        return self.absolute_mtp or OWN_MTP
+
+
+@dataclass(frozen=True)
+class ChatConfig(DraftConfig):
     """How answers are drawn and framed."""
 
     system: str | None = option(None, "system message", metavar="TEXT")
@@ -61,6 +97,13 @@ class ChatConfig(ModelConfig):
     seed: int | None = option(None, "for the same draws again", parse=parse_count, metavar="N")
     max_tokens: int = option(
         0, "longest answer (default: what the context holds)", parse=parse_count, metavar="N"
+    )
+    kv_sessions: KvLimits = option(
+        KvLimits(),
+        "conversations kept on disk, so that their beginnings need not be computed again: a number,"
+        " their size together such as 2G, or off (default: 8, at most 8G)",
+        parse=parse_kv_sessions,
+        metavar="N",
     )
     think: bool | None = option(
         None, "let the model reason first (default: as its template says)", parse=bool

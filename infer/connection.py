@@ -1,6 +1,7 @@
 """The way to the daemon: attach, map its memory, send requests, wait for answers and rings."""
 
 import os
+import select
 import socket
 import time
 
@@ -13,8 +14,8 @@ from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints, running_daemons
 from shared.wire import (
-    ATTACHED_DESCRIPTOR_COUNT,
     GPU_TIER,
+    MAX_ATTACHED_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
@@ -29,10 +30,11 @@ ATTACH_DEADLINE_S = 30.0
 # Reading the resident tensors of the largest models from a slow disk.
 LOAD_DEADLINE_S = 600.0
 CONNECT_PAUSE_S = 0.05
+ALIVE_CHECK_S = 0.1
 
 
 class Connection:
-    """One attachment to a daemon at a time; `mapping` is the present one's memory.
+    """At most one attachment to a daemon at a time; `mapping` is the present one's memory.
 
     tier: HOST_TIER or GPU_TIER.
     """
@@ -52,7 +54,12 @@ class Connection:
             self._context.term()
             raise
 
+    @property
+    def attached(self) -> bool:
+        return hasattr(self, "mapping")
+
     def attach(self) -> None:
+        """Raises DaemonLost, ProtocolMismatch or a refusal; nothing is attached then."""
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             attached, descriptors = self._shake_hands()
@@ -70,6 +77,9 @@ class Connection:
         self._dealer.setsockopt(zmq.ROUTING_ID, routing_id(attached.ticket))
         self._dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._dealer.connect(self._endpoints.zmq_url)
+        self._hangup = select.poll()
+        self._hangup.register(self._unix, select.POLLIN)
+        self._alive_until_s = 0.0
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
         self._poller.register(self._doorbell, zmq.POLLIN)
@@ -81,7 +91,7 @@ class Connection:
             self._connect()
             self._unix.sendall(encode(Attach(os.getpid(), self._shards, self._tier)))
             frame, descriptors, _, _ = socket.recv_fds(
-                self._unix, MAX_MESSAGE_BYTES, ATTACHED_DESCRIPTOR_COUNT
+                self._unix, MAX_MESSAGE_BYTES, MAX_ATTACHED_DESCRIPTORS
             )
         except OSError as error:
             raise self.lost(f"it cannot be reached: {error}") from error
@@ -90,7 +100,7 @@ class Connection:
         answer = decode(frame)
         if isinstance(answer, Refused):
             raise answer.error()
-        if not isinstance(answer, Attached) or len(descriptors) != ATTACHED_DESCRIPTOR_COUNT:
+        if not isinstance(answer, Attached) or len(descriptors) != answer.descriptor_count:
             raise ProtocolMismatch(
                 "the daemon answered attach with something else",
                 "daemon and client are of different versions: restart the daemon",
@@ -111,11 +121,15 @@ class Connection:
             time.sleep(CONNECT_PAUSE_S)
 
     def detach(self) -> None:
+        """Let go of the daemon and of its memory. Without an attachment it does nothing."""
+        if not self.attached:
+            return
+        del self.mapping
         self._dealer.close()
         self._unix.close()
         if self._doorbell >= 0:
             os.close(self._doorbell)
-            self._doorbell = -1  # attaching again may fail, and `close` comes after that too
+            self._doorbell = -1
 
     def close(self) -> None:
         self.detach()
@@ -134,6 +148,17 @@ class Connection:
             self._dealer.send(encode(message), zmq.NOBLOCK)
         except zmq.Again as error:
             raise self.lost("it takes no requests") from error
+
+    def check_alive(self, at_once: bool = False) -> None:
+        """DaemonLost if the daemon has ended; looks at most every ALIVE_CHECK_S unless `at_once`.
+
+        Hits need no daemon, and a long prompt may be made of nothing else.
+        """
+        now_s = time.monotonic()
+        if at_once or now_s >= self._alive_until_s:
+            if self._hangup.poll(0):
+                raise self.lost("it ended")
+            self._alive_until_s = now_s + ALIVE_CHECK_S
 
     def next_message(self, deadline_s: float) -> Message | None:
         """Wait for a ring (None) or a message; raises refusals, DaemonLost, and at the deadline."""

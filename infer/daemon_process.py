@@ -15,7 +15,7 @@ STOP_DEADLINE_S = 5.0
 
 
 class EmbeddedDaemon:
-    """Starts `streamd` at once; `wait_ready` waits until it serves.
+    """Starts `streamd` at once; `wait_ready` waits until it serves; `start_again` after its end.
 
     `close` is due in any case. The daemon holds the other end of a pipe of ours, which the kernel
     closes with us: no orphan is left even after SIGKILL. It is in a session of its own, so Ctrl-C
@@ -24,12 +24,23 @@ class EmbeddedDaemon:
 
     def __init__(self, model: Path, options: DaemonOptions, name: str) -> None:
         self.name = name
+        self._words = ("--model", str(model), "--name", name, *options.arguments())
+        self._start()
+
+    def start_again(self) -> None:
+        """In place of one that has died, or hangs; waits until it serves."""
+        os.close(self._owner_write)
+        self._process.kill()
+        self._process.wait()
+        self._start()
+        self.wait_ready()
+
+    def _start(self) -> None:
         self._serves = False
         owner_read, self._owner_write = os.pipe()
         self._ready_read, ready_write = os.pipe()
         command = [
-            *(sys.executable, "-m", "streamd", "serve", "--model", str(model), "--name", name),
-            *("--log-level", "warning", *options.arguments()),
+            *(sys.executable, "-m", "streamd", "serve", "--log-level", "warning", *self._words),
             *("--owner-fd", str(owner_read), "--ready-fd", str(ready_write)),
         ]
         self._process = subprocess.Popen(

@@ -1,53 +1,82 @@
 """The engine: one model, one sequence. Prompt in, logits out, a token at a time or in chunks."""
 
-from collections.abc import Sequence
+import gc
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from infer.attachment import attach
-from infer.blocks.moe import Tap
-from infer.config import DEFAULT_CONTEXT, ModelConfig
+from infer.blocks.moe import MoeFfn, Tap
+from infer.chunks import (
+    MIN_CHUNK,
+    activation_bytes,
+    choose_chunk,
+    chunk_within,
+    free_memory_bytes,
+    logits_chunk,
+)
+from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
 from infer.families import Parts, family_of
+from infer.families.parts import Instrument
 from infer.kernels.choose import choose_kernels
 from infer.kernels.scratch import KernelBounds
-from infer.kv_cache import KvCache
 from infer.model import ModelShape
-from infer.weights import Weights
-from shared.errors import ConfigError, RequestError
+from infer.predict import Predictor
+from infer.prefetch import Prefetch
+from infer.recovery import Recovery
+from infer.resident_weights import open_streamed, open_weights
+from shared.client_memory import DEFAULT_CONTEXT
+from shared.errors import ConfigError, DaemonLost, GpuError, RequestError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
-from shared.resident import gpu_resident_layout, resident_layout
+
+if TYPE_CHECKING:
+    from infer.decode_graphs import DecodeGraphs
+    from infer.decode_program import DecodeProgram
+
+# Daemons that end during one and the same chunk of tokens; then it is the chunk.
+MAX_LOSSES = 5
+
+T = TypeVar("T")
 
 
 class Engine:
-    """Attached to the daemon `name`, which serves the file of `index`."""
+    """Attached to the daemon `name`, which serves the file of `index`.
 
-    def __init__(self, index: GgufIndex, name: str, config: ModelConfig) -> None:
-        family = family_of(index)
-        self.shape = family.read_shape(index)
+    With a `recovery` it outlives that daemon: what is bound to the daemon's memory (`model`,
+    `kernels`, `mtp`, `prefetch`, `graphs`) is let go of when it has gone and built anew on the next
+    one's, while `kv` stays, and the tokens under way are computed again.
+    """
+
+    def __init__(
+        self,
+        index: GgufIndex,
+        name: str,
+        config: ModelConfig,
+        instrument: Instrument | None = None,
+        recovery: Recovery | None = None,
+    ) -> None:
+        self._index, self._config, self._instrument = index, config, instrument
+        self.recovery = recovery
+        self._lost: DaemonLost | None = None
+        self._family = family_of(index)
+        self.shape = self._family.read_shape(index)
         self.exact = config.exact
-        self._chunk = config.chunk
+        self.watcher: Tap | None = None  # sees the layers of whole prompts as they are computed
         context = _context(config.ctx, self.shape.context_length)
-        experts = ExpertIndex.from_gguf(index)
-        self.client = attach(name, index, experts, config.device)
+        self._experts = ExpertIndex.from_gguf(index)
+        self.client = attach(name, index, self._experts, config.device)
         try:
-            mapping = self.client.mapping
-            self.device = torch.device(mapping.device)
-            bounds = kernel_bounds(index, experts, self.shape, config.chunk, context)
-            kernels = choose_kernels(bounds, config.threads or None, self.device)
-            weights = self._weights(index)
-            parts = Parts(index, experts, weights, kernels, self.client, context)
-            self.model = family.build(parts)
-            self.kv = KvCache(
-                self.shape.n_layers,
-                context,
-                self.shape.kv_heads,
-                self.shape.head_dim,
-                self.exact,
-                self.device,
-            )
+            self.device = torch.device(self.client.mapping.device)
+            self.chunk = self._choose_chunk(config.chunk, context, self._experts.top_k)
+            self.logits_chunk = config.chunk or logits_chunk(self.chunk, self.shape.vocab_size)
+            self.kv = self.shape.cache.allocate(context, self.exact, self.device)
+            self._bind()
         except BaseException:
             self.client.close()
             raise
@@ -55,22 +84,120 @@ class Engine:
     def close(self) -> None:
         self.client.close()
 
-    def _weights(self, index: GgufIndex) -> Weights:
-        """The resident tensors where the daemon has put them."""
-        mapping = self.client.mapping
-        tensors = resident_tensors(index)
-        if self.device.type == "cuda":
-            layout = gpu_resident_layout(tensors)
-        else:
-            layout = resident_layout(tensors, mapping.attached.align)
-        return Weights(index.paths[0], layout, mapping.resident_address, mapping, self.device)
+    def _bind(self) -> None:
+        """Build what knows where the daemon's memory lies."""
+        index, experts, config, context = self._index, self._experts, self._config, self.kv.context
+        bounds = kernel_bounds(index, experts, self.shape, self.chunk, context)
+        self.kernels = choose_kernels(bounds, config.threads or None, self.device)
+        streamed = open_streamed(index, self.client.mapping, self.device)
+        weights = open_weights(index, self.client.mapping, self.device, streamed)
+        parts = Parts(
+            index, experts, weights, self.kernels, self.client, context, config.mtp_indexer
+        )
+        parts = self._instrument(parts) if self._instrument else parts
+        self.model = self._family.build(parts)
+        self.model.turns = streamed or self.model.turns
+        self.prefetch = self._prefetch()
+        self.graphs = self._decode_graphs()
+        self.mtp = self._family.build_mtp(parts) if config.wanted_mtp else None
 
-    def extend(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def redo_if_lost(self, compute: Callable[[], T]) -> T:
+        """`compute()`, and again on the next daemon if this one ends meanwhile.
+
+        It must leave no trace where it fails. Raises DaemonLost when no daemon comes back, and what
+        keeps the next one from serving us: ModelChanged, ProtocolMismatch, GpuError, PlanError.
+        """
+        lost_at_s: float | None = None
+        for _ in range(MAX_LOSSES):
+            try:
+                if self._lost is not None:
+                    self._return()
+                return compute()
+            except DaemonLost as error:
+                if self.recovery is None:
+                    raise
+                self._lost = _without_frames(error)
+            lost_at_s = lost_at_s or time.monotonic()
+            self._let_go()
+            self.recovery.wait(self._lost, lost_at_s)
+        raise self._lost
+
+    def _let_go(self) -> None:
+        """Free the daemon's memory, as the next daemon needs it, and what knows of it."""
+        for name in ("model", "kernels", "prefetch", "graphs", "mtp"):
+            self.__dict__.pop(name, None)
+        self.client.detach()
+        gc.collect()
+
+    def _return(self) -> None:
+        """Attach to the daemon that has come back."""
+        try:
+            self.client.attach()
+            if (device := torch.device(self.client.mapping.device)) != self.device:
+                raise GpuError(
+                    f"the daemon has come back on {device}, not {self.device}",
+                    "start this again; a chat's past is kept unless --kv-sessions is off",
+                )
+            self._bind()
+        except BaseException:
+            self._let_go()
+            raise
+        self._lost = None
+        if self.recovery is not None:
+            self.recovery.tell("the daemon is back: going on")
+
+    def _prefetch(self) -> Prefetch | None:
+        """Reading ahead, which the model tells what it comes to."""
+        experts, config = self._experts, self._config
+        if config.prefetch == NO_PREFETCH:
+            return None
+        layers = self.model.layers
+        numbers = [number for number, layer in enumerate(layers) if isinstance(layer.ffn, MoeFfn)]
+        depth = None if config.prefetch == AUTO_PREFETCH else int(config.prefetch)
+        prefetch = Prefetch(numbers, experts.n_experts, experts.top_k, self.client, depth)
+        self.model.foresight = Predictor(self.kernels, self.shape.eps, layers, prefetch)
+        return prefetch
+
+    def _choose_chunk(self, wanted: int | None, context: int, top_k: int) -> int:
+        """ConfigError where the daemon's limit on a client's GPU memory does not hold it."""
+        attached = self.client.mapping.attached
+        cache_bytes = context * self.shape.cache.token_values * (4 if self.exact else 2)
+        token_bytes = activation_bytes(self.shape, top_k)
+        most = chunk_within(token_bytes, attached.client_bytes, cache_bytes, context)
+        if attached.client_limited and most < min(wanted or MIN_CHUNK, context):
+            raise ConfigError(
+                f"a context of {context} tokens in chunks of {wanted or MIN_CHUNK} does not fit the"
+                f" {attached.client_bytes / 1e6:,.0f} MB of GPU memory that --vram leaves a client",
+                f"start the daemon with --ctx {context}, or give a smaller --ctx or --chunk",
+            )
+        if wanted or most >= MIN_CHUNK:
+            return wanted or most
+        free_bytes = max(0, free_memory_bytes(self.device) - cache_bytes)
+        return choose_chunk(token_bytes, free_bytes, context)
+
+    def _decode_graphs(self) -> "DecodeGraphs | DecodeProgram | None":
+        """For a family whose attention can be recorded, and kernels that can."""
+        if self.device.type == "cuda":
+            if not self.model.recordable:
+                return None
+            from infer.decode_graphs import DecodeGraphs  # noqa: PLC0415 - of no use without a GPU
+
+            return DecodeGraphs(self.model, self.kernels, self.client, self.kv, self.exact)
+        if self.exact or not hasattr(self.kernels, "recorded"):
+            return None
+        from infer.decode_program import DecodeProgram, can_record  # noqa: PLC0415 - needs ggml
+
+        if not can_record(self.model, self.kv):
+            return None
+        return DecodeProgram(self.model, self.kernels, self.client, self.kv)
+
+    def extend(self, ids: Sequence[int], tap: Tap | None = None) -> npt.NDArray[np.float32]:
         """Compute `ids` behind what the KV cache holds; the last one's logits [vocab].
 
         RequestError for ids that do not exist or do not fit the context; nothing has changed then.
+        A tap sees layers of a chunk twice if their daemon is lost, the last hidden state once.
         """
-        return self._run(ids, last_only=True)[-1][-1]
+        return self._run(ids, last_only=True, tap=tap)[-1][-1]
 
     def logits(self, ids: Sequence[int], tap: Tap | None = None) -> npt.NDArray[np.float32]:
         """As `extend`, with the logits of all of them: float32 [n, vocab]."""
@@ -79,18 +206,28 @@ class Engine:
     def _run(
         self, ids: Sequence[int], last_only: bool, tap: Tap | None = None
     ) -> list[npt.NDArray[np.float32]]:
-        self._check(ids)
+        self.check(ids)
         rows = []
         with torch.inference_mode():
-            for first in range(0, len(ids), self._chunk):
-                part = ids[first : first + self._chunk]
-                chunk = torch.tensor(part, dtype=torch.int64, device=self.device)
-                logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap)
-                self.client.mapping.area.count_tokens(len(chunk))
-                rows.append(logits.cpu().numpy())
+            size = self.chunk if last_only else self.logits_chunk
+            for first in range(0, len(ids), size):
+                part = ids[first : first + size]
+                rows.append(self.redo_if_lost(partial(self._compute, part, last_only, tap)))
+                self.client.mapping.area.count_tokens(len(part))
         return rows
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def _compute(
+        self, ids: Sequence[int], last_only: bool, tap: Tap | None
+    ) -> npt.NDArray[np.float32]:
+        if self.graphs is not None and len(ids) == 1 and tap is None:
+            return self.graphs.decode(ids[0])[np.newaxis]
+        chunk = torch.tensor(ids, dtype=torch.int64, device=self.device)
+        seen = _both(tap, self.watcher if len(ids) > 1 else None)
+        logits = self.model.forward(chunk, self.kv, self.exact, last_only, seen)
+        return logits.cpu().numpy()
+
+    def check(self, ids: Sequence[int]) -> None:
+        """RequestError for ids that do not exist or do not fit the context."""
         if not ids:
             raise RequestError("there is no token to compute", "give at least one")
         for token in ids:
@@ -100,6 +237,23 @@ class Engine:
                     f"tokens are 0 to {self.shape.vocab_size - 1}",
                 )
         self.kv.make_room(len(ids))
+
+
+def _without_frames(error: DaemonLost) -> DaemonLost:
+    """The same error without what it was raised from: frames keep the daemon's memory mapped."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _both(first: Tap | None, second: Tap | None) -> Tap | None:
+    if first is None or second is None:
+        return first or second
+
+    def tap(name: str, values: torch.Tensor) -> None:
+        first(name, values)
+        second(name, values)
+
+    return tap
 
 
 def kernel_bounds(
@@ -119,6 +273,7 @@ def kernel_bounds(
         heads=shape.heads,
         head_dim=shape.head_dim,
         context=context,
+        latent=shape.latent,
     )
 
 

@@ -1,5 +1,6 @@
 """The daemon's memory, mapped into a client."""
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ class TierMemory:
 class Mapping:
     """The daemon's memory in our address space, and the numbers that belong to it.
 
-    part_deltas: where in its stretch each payload begins, bytes.
+    part_deltas: where in its stretch each payload begins, bytes. host_resident: all resident
+    tensors as the daemon has read them, where some are to be copied to a GPU layer by layer.
     """
 
     attached: Attached
@@ -45,6 +47,7 @@ class Mapping:
     stretch_offsets: npt.NDArray[np.int64]  # [slots, 3]
     part_deltas: npt.NDArray[np.int64]  # [n_layers, n_experts, 3]
     keepalive: tuple[object, ...]
+    host_resident: mmap.mmap | None = None
 
 
 MapTier = Callable[[Attached, int, int], TierMemory]  # descriptors of arena and resident tensors
@@ -53,7 +56,8 @@ MapTier = Callable[[Attached, int, int], TierMemory]  # descriptors of arena and
 def map_memory(
     attached: Attached, descriptors: list[int], experts: ExpertIndex, map_tier: MapTier
 ) -> Mapping:
-    """Map what the daemon handed out and close the descriptors: table, area, arena, resident.
+    """Map what the daemon handed out and close the descriptors: those of Attached, in that order,
+    without the doorbell.
 
     ProtocolMismatch where the daemon's numbers are not those of `experts`.
     """
@@ -67,11 +71,12 @@ def map_memory(
             "the daemon divides its memory in another way than this version does",
             "daemon and client are of different versions: restart the daemon",
         )
-    table_fd, area_fd, arena_fd, resident_fd = descriptors
+    table_fd, area_fd, arena_fd, resident_fd, *host_fds = descriptors
     try:
         table_region = shm.map_readonly(table_fd, shape.table_bytes)
         area_region = shm.map_writable(area_fd, shape.area_bytes)
         memory = map_tier(attached, arena_fd, resident_fd)
+        host_regions = [shm.map_readonly(fd, attached.host_resident_bytes) for fd in host_fds]
     finally:
         for fd in descriptors:
             os.close(fd)
@@ -88,6 +93,7 @@ def map_memory(
         layout.stretches()[:, :, 0],
         np.zeros_like(offsets) if memory.packed else offsets % attached.align,
         (table_region, area_region, *memory.keepalive),
+        next(iter(host_regions), None),
     )
 
 

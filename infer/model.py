@@ -2,20 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from infer.blocks.ffn import DenseFfn
 from infer.blocks.moe import MoeFfn, Tap
+from infer.cache import Cache, CacheShape
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.kv_cache import KvCache
+from infer.kernels.scratch import LatentBounds
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the engine needs to know of any family."""
+    """What the engine needs to know of any family.
+
+    heads, kv_heads, head_dim: of attention as `Kernels.attention` computes it; `latent` where it is
+    `Kernels.latent_attention` instead. `cache`: what the layers keep of a token.
+    """
 
     n_layers: int
     width: int
@@ -25,10 +33,48 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     eps: float
+    cache: CacheShape
+    latent: LatentBounds | None = None
 
 
 class Attention(Protocol):
-    def forward(self, x: Tensor, layer: int, kv: KvCache, start: int, exact: bool) -> Tensor: ...
+    def forward(
+        self, x: Tensor, layer: int, kv: Any, start: int, exact: bool, tap: Tap | None = None
+    ) -> Tensor:
+        """`kv` is the family's own cache, what `ModelShape.cache` allocates."""
+
+
+class Foresight(Protocol):
+    """Looks at each layer to guess what the next ones need; infer.predict.Predictor.
+
+    sees_hits: it is to look at every layer, even while no expert is ever missing.
+    """
+
+    sees_hits: bool
+
+    def look(
+        self,
+        layer: int,
+        residual: Tensor,
+        logits: Tensor | None = None,
+        ids: npt.NDArray[np.int32] | None = None,
+    ) -> None: ...
+
+
+class Turns(Protocol):
+    """Hears when a layer's matrices are read; infer.streamed_layers.StreamedLayers."""
+
+    def enter(self, layer: int) -> None: ...
+
+    def leave(self, layer: int) -> None: ...
+
+
+class AllInPlace:
+    """Turns where every matrix stays where it is."""
+
+    def enter(self, layer: int) -> None: ...
+
+    def leave(self, layer: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -37,6 +83,33 @@ class Layer:
     attention: Attention
     ffn_norm: Tensor
     ffn: DenseFfn | MoeFfn
+
+    def forward(
+        self,
+        kernels: Kernels,
+        eps: float,
+        x: Tensor,
+        number: int,
+        kv: Cache,
+        start: int,
+        exact: bool,
+        tap: Tap | None = None,
+        foresight: Foresight | None = None,
+    ) -> Tensor:
+        """x [n, width] -> [n, width]; row i of x stands at position start + i of layer `number` of
+        the cache."""
+        normed = kernels.rms_norm(x, self.attention_norm, eps)
+        mixed = self.attention.forward(normed, number, kv, start, exact, tap)
+        if tap is not None:
+            tap(f"attn_out.{number}", mixed)
+        x = x + mixed
+        normed = kernels.rms_norm(x, self.ffn_norm, eps)
+        if isinstance(self.ffn, MoeFfn):
+            look = partial(foresight.look, number, x) if foresight is not None else None
+            return x + self.ffn.forward(normed, exact, tap, look)
+        if foresight is not None:
+            foresight.look(number, x)
+        return x + self.ffn.forward(normed, exact)
 
 
 class Model:
@@ -51,35 +124,38 @@ class Model:
     ) -> None:
         self.shape = shape
         self._kernels = kernels
-        self._embedding = embedding
-        self._layers = tuple(layers)
-        self._output_norm = output_norm
-        self._output = kernels.group([output])
+        self.embedding = embedding
+        self.layers = tuple(layers)
+        self.output_norm = output_norm
+        self.output = kernels.group([output])
+        self.foresight: Foresight | None = None
+        self.turns: Turns = AllInPlace()
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a step of one token can be recorded in CUDA graphs; see decode_graphs.py."""
+        return all(hasattr(layer.attention, "step") for layer in self.layers)
 
     def forward(
-        self, ids: Tensor, kv: KvCache, exact: bool, last_only: bool, tap: Tap | None = None
+        self, ids: Tensor, kv: Cache, exact: bool, last_only: bool, tap: Tap | None = None
     ) -> Tensor:
         """ids int64 [n] at the positions after those in `kv` -> logits [n or 1, vocab].
 
         `kv` is advanced; after an exception it is as before.
         """
         kernels, eps, start = self._kernels, self.shape.eps, kv.length
-        x = kernels.embed(self._embedding, ids)
-        for number, layer in enumerate(self._layers):
+        x = kernels.embed(self.embedding, ids)
+        for number, layer in enumerate(self.layers):
             if tap is not None:
                 tap(f"hidden.{number}", x)
-            normed = kernels.rms_norm(x, layer.attention_norm, eps)
-            mixed = layer.attention.forward(normed, number, kv, start, exact)
-            if tap is not None:
-                tap(f"attn_out.{number}", mixed)
-            x = x + mixed
-            normed = kernels.rms_norm(x, layer.ffn_norm, eps)
-            if isinstance(layer.ffn, MoeFfn):
-                x = x + layer.ffn.forward(normed, exact, tap)
-            else:
-                x = x + layer.ffn.forward(normed, exact)
+            self.turns.enter(number)
+            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, self.foresight)
+            self.turns.leave(number)
         kv.length = start + len(ids)
-        x = kernels.rms_norm(x[-1:] if last_only else x, self._output_norm, eps)
         if tap is not None:
-            tap(f"hidden.{len(self._layers)}", x)
-        return kernels.linear(x, self._output, exact)[0]
+            x = kernels.rms_norm(x, self.output_norm, eps)
+            tap(f"hidden.{len(self.layers)}", x)
+            x = x[-1:] if last_only else x
+        else:
+            x = kernels.rms_norm(x[-1:] if last_only else x, self.output_norm, eps)
+        return kernels.linear(x, self.output, exact)[0]

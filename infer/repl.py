@@ -9,8 +9,12 @@ from typing import TextIO
 from prompt_toolkit import PromptSession
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+from infer.chat_sessions import open_sessions, pack_talk, unpack_talk
 from infer.config import ChatConfig
-from infer.generate import Answer, Conversation
+from infer.draft import choose_decoding
+from infer.generate import Answer, Conversation, recall_nothing
+from infer.kv_sessions import KvSessions
+from infer.progress import PrefillProgress
 from infer.sampler import Sampler, SamplerConfig
 from infer.session import Session
 from infer.template import ChatTemplate
@@ -20,7 +24,9 @@ from shared.stats_view import render_stats
 HELP = """\
 /help             this
 /stats            what the daemon has done
-/reset            forget the conversation
+/reset            begin a new conversation
+/save NAME        keep this one, with what has been computed for it
+/load [NAME]      go on with one that was saved; without a name with the latest
 /system [TEXT]    set the system message (nothing: remove it) and start anew
 /think [EFFORT]   reasoning effort: {choices}
 /exit             leave (Ctrl-D too); Ctrl-C ends an answer"""
@@ -29,9 +35,16 @@ HELP = """\
 def chat(session: Session, config: ChatConfig, prompt: str | None) -> int:
     """Answer `prompt` and return, else talk until the input ends."""
     talk = Chat(session, config)
-    if prompt is not None:
-        talk.say(prompt)
-        return 0
+    try:
+        if prompt is not None:
+            talk.say(prompt)
+            return 0
+        return _converse(talk)
+    finally:
+        talk.keep()
+
+
+def _converse(talk: "Chat") -> int:
     interactive = sys.stdin.isatty()
     if interactive:
         print("Type a message, or /help.", file=sys.stderr)
@@ -59,7 +72,21 @@ class Chat:
         self._session = session
         self._config = config
         self._template = ChatTemplate.from_metadata(session.index.metadata, session.tokenizer)
-        self._conversation = Conversation(session.engine, session.tokenizer)
+        self._decoding = choose_decoding(session.engine, config.draft)
+        self._sessions = open_sessions(
+            session, config, self._template, self._decoding.planes(), _show
+        )
+        progress = PrefillProgress(session.engine.shape.n_layers)
+        session.engine.watcher = progress.tap
+        if session.engine.recovery is not None:
+            session.engine.recovery.tell = _interrupt_with
+        self._conversation = Conversation(
+            session.engine,
+            session.tokenizer,
+            self._decoding,
+            self._sessions.recall if self._sessions else recall_nothing,
+            progress.prefill,
+        )
         self._sampler = Sampler(
             SamplerConfig(config.temp, config.top_k, config.top_p, config.min_p, config.seed)
         )
@@ -103,6 +130,12 @@ class Chat:
                 _write("\n", sys.stdout)
         self._show_figures(answer, *lookups_before)
 
+    def keep(self) -> None:
+        """Leave the conversation on disk, for the next that begins like it."""
+        if self._sessions:
+            talk = pack_talk(self._system, self._effort, self._messages)
+            self._sessions.keep(self._conversation.held, talk, self._conversation.planes)
+
     def _initial_effort(self) -> str | None:
         config = self._config
         if config.effort is not None or config.think is None:
@@ -121,9 +154,17 @@ class Chat:
                 choices = ", ".join(self._template.reasoning_choices) or "this model has no choice"
                 print(HELP.format(choices=choices), file=sys.stderr)
             case "stats":
-                print(render_stats(self._session.engine.client.stats()), file=sys.stderr)
+                engine = self._session.engine
+                stats = engine.redo_if_lost(engine.client.stats)
+                print(render_stats(stats), file=sys.stderr)
+                if (prefetch := engine.prefetch) is not None:
+                    print(f"ahead     {prefetch.describe()}", file=sys.stderr)
             case "reset":
                 self._reset()
+            case "save":
+                self._save(rest)
+            case "load":
+                self._load(rest)
             case "system":
                 self._system = rest or None
                 self._reset()
@@ -138,8 +179,31 @@ class Chat:
                 raise RequestError(f"there is no command /{name}", "see /help")
 
     def _reset(self) -> None:
-        self._messages.clear()
+        self.keep()
+        self._messages = []
         self._conversation.reset()
+
+    def _save(self, name: str) -> None:
+        talk = pack_talk(self._system, self._effort, self._messages)
+        sessions, conversation = self._known_sessions(), self._conversation
+        path = sessions.save(name, conversation.held, talk, conversation.planes)
+        _show(f"saved: {path}")
+
+    def _load(self, name: str) -> None:
+        with self._known_sessions().find(name, self._session.engine.kv.context) as file:
+            ids = file.head.ids
+            system, effort, messages = unpack_talk(file.head.talk)
+            self._reset()
+            self._system, self._effort, self._messages = system, effort, messages
+            file.restore(self._conversation.planes, len(ids))
+        self._conversation.resume(ids)
+        last = messages[-1]["content"] if messages else ""
+        _show(f"{len(messages)} messages, {len(ids)} tokens; the last message: {last}")
+
+    def _known_sessions(self) -> KvSessions:
+        if self._sessions is None:
+            raise RequestError("no sessions are kept", "the reason was shown at the start")
+        return self._sessions
 
     def _show_figures(self, answer: Answer, hits_before: int, misses_before: int) -> None:
         hits, misses = self._session.engine.client.lookups
@@ -149,6 +213,8 @@ class Chat:
             f"{answer.token_count} tokens, {answer.decode_tps:.1f} t/s",
             f"{100 * hits / max(hits + misses, 1):.1f}% hits",
         ]
+        if guessed_count := self._decoding.guessed_count:
+            parts.append(f"{self._decoding.accepted_count} of {guessed_count} guesses stood")
         if not answer.stopped:
             full = self._session.engine.kv.length >= self._session.engine.kv.context
             parts.append("the context is full: /reset" if full else "cut at --max-tokens")
@@ -164,6 +230,11 @@ def _show(text: str) -> None:
     """A line beside the conversation; dim on a terminal."""
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     print(f"{dim}{text}{plain}", file=sys.stderr)
+
+
+def _interrupt_with(text: str) -> None:
+    """A line of its own, between the words of an answer perhaps."""
+    _show(f"\n({text})")
 
 
 def _read_piped_line() -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,17 @@ def _require(good: bool, name: str, bounds: str) -> None:
         raise ConfigError(f"{name} is out of bounds", f"give {bounds}")
 
 
+class Distribution(NamedTuple):
+    """ids [n], each once, and their probabilities [n], float64, above 0 for a token to be drawn."""
+
+    ids: np.ndarray
+    probabilities: np.ndarray
+
+    def probability(self, token: int) -> float:
+        """0 for a token that is not among the ids."""
+        return float(self.probabilities[self.ids == token].sum())
+
+
 class Sampler:
     """Draws tokens; the draws of one object go on from each other, repeatable by the seed."""
 
@@ -60,17 +72,28 @@ class Sampler:
         if self._config.temperature == 0:
             _check(logits)
             return int(logits.argmax())
-        ids, probabilities = distribution(self._config, logits)
-        mass = probabilities.cumsum()
+        return self.draw(distribution(self._config, logits))
+
+    def distribution(self, logits: np.ndarray) -> Distribution:
+        """What `sample` draws from; at temperature 0 the largest logit's token alone."""
+        if self._config.temperature == 0:
+            _check(logits)
+            return Distribution(np.array([logits.argmax()]), np.ones(1))
+        return distribution(self._config, logits)
+
+    def draw(self, choices: Distribution) -> int:
+        """One of the ids."""
+        mass = choices.probabilities.cumsum()
         drawn = mass.searchsorted(self._random.random() * mass[-1], side="right")
-        return int(ids[min(int(drawn), len(ids) - 1)])
+        return int(choices.ids[min(int(drawn), len(mass) - 1)])
+
+    def chance(self, probability: float) -> bool:
+        """True with that probability."""
+        return self._random.random() < probability
 
 
-def distribution(config: SamplerConfig, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What `sample` draws from at a temperature above 0.
-
-    logits: float32 [vocab]. Returns the ids [n] that are left and their probabilities [n], float64.
-    """
+def distribution(config: SamplerConfig, logits: np.ndarray) -> Distribution:
+    """What `sample` draws from at a temperature above 0; logits: float32 [vocab]."""
     assert config.temperature > 0
     _check(logits)
     ids = np.arange(len(logits))
@@ -82,7 +105,7 @@ def distribution(config: SamplerConfig, logits: np.ndarray) -> tuple[np.ndarray,
     if config.min_p > 0:
         ids = ids[kept >= kept.max() + math.log(config.min_p)]
         kept = logits[ids]
-    return ids, _softmax(kept, config.temperature)
+    return Distribution(ids, _softmax(kept, config.temperature))
 
 
 def _check(logits: np.ndarray) -> None:

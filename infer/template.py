@@ -42,6 +42,7 @@ class ChatTemplate:
                 f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}",
                 "use plain completion",
             )
+        self.source = source
         self._tokenizer = tokenizer
         self._shield = ContentShield(tokenizer.control_texts)
         environment = _environment(now)

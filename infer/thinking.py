@@ -14,7 +14,8 @@ class ThinkingTracker:
     """Whether the token that comes next is reasoning."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Iterable[int]) -> None:
-        texts = list(tokenizer.control_texts)
+        # Plain ones may be user-defined tokens, which GLM's are: then they are no control texts.
+        texts = [*tokenizer.control_texts, "<think>", "</think>"]
         self._open = _ids(tokenizer, texts, _OPEN)
         self._close = _ids(tokenizer, texts, _CLOSE)
         self.thinking = False

@@ -34,6 +34,12 @@ _END_OF_TURN = (
         for bar in ("｜", "|")
     ),
 )
+# What a program reads in an answer: some files call these control tokens, which are not shown.
+_TOOL_CALL = tuple(
+    f"<{slash}{name}>"
+    for name in ("tool_call", "tool_response", "arg_key", "arg_value")
+    for slash in ("", "/")
+)
 # Texts as ordinary as these end a turn only where their type says control.
 _END_OF_TURN_IF_CONTROL = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<eop>")
 
@@ -88,6 +94,7 @@ class Vocabulary:
             )
         types = _token_types(metadata.get("tokenizer.ggml.token_type"), len(tokens))
         ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
+        _show_tool_calls(ids, types)
         named = {
             name: _token_id(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens))
             for name in ("bos", "eos", "eot", "eom")
@@ -121,6 +128,12 @@ def _by_text(ids: Mapping[str, int], types: np.ndarray) -> frozenset[int]:
     types[found] = TokenType.CONTROL
     ordinary = [ids[text] for text in _END_OF_TURN_IF_CONTROL if text in ids]
     return frozenset(found + [i for i in ordinary if types[i] == TokenType.CONTROL])
+
+
+def _show_tool_calls(ids: Mapping[str, int], types: np.ndarray) -> None:
+    for text in _TOOL_CALL:
+        if text in ids and types[ids[text]] == TokenType.CONTROL:
+            types[ids[text]] = TokenType.USER_DEFINED
 
 
 def _check_model(model: Any) -> None:

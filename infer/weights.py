@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from infer.kernels.quant_matrix import QuantMatrix
-from shared.errors import MalformedModel, UnsupportedModel
+from shared.errors import ConfigError, MalformedModel, UnsupportedModel
 from shared.gguf_shard import TensorInfo
 from shared.quants import TensorType
 from shared.resident import ResidentLayout
@@ -17,7 +17,8 @@ _REMEDY = "convert or download the model again"
 
 
 class Weights:
-    """`layout` of the region that begins at `base_address` on `device`; `keepalive` keeps it."""
+    """`layout` of the region that begins at `base_address` on `device`; `keepalive` keeps it, and
+    what is added later."""
 
     def __init__(
         self,
@@ -30,7 +31,12 @@ class Weights:
         self.device = device
         self._path = path
         self._keepalive = keepalive
-        self._placed = {
+        self._placed: dict[str, tuple[TensorInfo, int]] = {}
+        self.add(layout, base_address)
+
+    def add(self, layout: ResidentLayout, base_address: int) -> None:
+        """The tensors of another region; regions of layers that take turns may be the same."""
+        self._placed |= {
             placed.tensor.name: (placed.tensor, base_address + placed.payload_offset)
             for placed in layout.tensors
         }
@@ -38,10 +44,26 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return name in self._placed
 
+    def names_by_address(self) -> dict[int, str]:
+        """ConfigError where some tensors take turns at an address."""
+        names = {address: name for name, (_, address) in self._placed.items()}
+        if len(names) < len(self._placed):
+            raise ConfigError(
+                "what is computed cannot be watched while layers are streamed to the GPU",
+                "give --device cpu, or more GPU memory",
+            )
+        return names
+
     def matrix(self, name: str, rows: int, columns: int) -> QuantMatrix:
         """A matrix of any type, in place. MalformedModel if it is missing or of another shape."""
         tensor, address = self._find(name, (columns, rows))
         return QuantMatrix(tensor.type_id, rows, columns, address, self._keepalive)
+
+    def matrices(self, name: str, count: int, rows: int, columns: int) -> list[QuantMatrix]:
+        """As `matrix`, of a tensor that is a stack of `count` of them."""
+        tensor, address = self._find(name, (columns, rows, count))
+        whole = QuantMatrix(tensor.type_id, count * rows, columns, address, self._keepalive)
+        return [whole.part(number * rows, rows) for number in range(count)]
 
     def vector(self, name: str, size: int) -> Tensor:
         """A float32 vector, copied: norms and biases are small."""

@@ -11,6 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infer.blocks.moe import Tap
+from infer.commands.bench_profile import profile_lines, profile_round
+from infer.decoding import Decoding
+from infer.draft import Drafting, mtp_rows
+from infer.engine import Engine
+from infer.sampler import Sampler, SamplerConfig
 from infer.session import Session
 from shared.errors import ConfigError, RequestError
 
@@ -20,6 +26,7 @@ BENCH_TEXT = (
     " the fishermen keep their boats. In spring it carries snow water, in summer one can walk"
     " across. Who owns the bridge? Nobody knows; the toll was given up a hundred years ago. "
 )
+GREEDY = Sampler(SamplerConfig(temperature=0))
 
 
 def logits(arguments: argparse.Namespace, session: Session) -> int:
@@ -30,12 +37,29 @@ def logits(arguments: argparse.Namespace, session: Session) -> int:
     def tap(name: str, values: torch.Tensor) -> None:
         taken.setdefault(name, []).append(values.cpu().numpy().copy())
 
-    rows = session.engine.logits(ids, tap if arguments.dump else None)
+    engine = session.engine
+    rows = engine.logits(ids, tap if arguments.dump else None)
     _save(arguments.out, lambda path: np.save(path, rows))
     if arguments.dump:
+        if engine.mtp is not None and len(ids) > 1:
+            hidden = np.concatenate(taken[f"hidden.{engine.shape.n_layers}"])
+            taken["mtp_logits"] = [mtp_logits(engine, ids, hidden, tap)]
         whole = {name: np.concatenate(parts) for name, parts in taken.items()}
         _save(arguments.dump, lambda path: np.savez(path, **whole))
     return 0
+
+
+def mtp_logits(
+    engine: Engine, ids: list[int], hidden: npt.NDArray[np.generic], tap: Tap | None = None
+) -> npt.NDArray[np.float32]:
+    """What the MTP block makes of tokens 1, 2, ...: float32 [n - 1, vocab], row 0 for token 2.
+
+    ids [n], hidden [n, width]: what `Model.forward` gives its tap as the last hidden state.
+    """
+    assert engine.mtp is not None
+    kv = engine.mtp.cache.allocate(len(ids), engine.exact, engine.device)
+    states = torch.from_numpy(hidden[:-1]).to(engine.device)
+    return mtp_rows(engine, ids[1:], states, kv, last_only=False, tap=tap)
 
 
 def perplexity(arguments: argparse.Namespace, session: Session) -> int:
@@ -84,21 +108,15 @@ def _negative_log_likelihood(session: Session, ids: list[int]) -> float:
 
 def bench(arguments: argparse.Namespace, session: Session) -> int:
     """Tokens per second by the wall clock: prompt, then greedy decode without a stop."""
-    engine = session.engine
+    engine, decoding = session.engine, Decoding(session.engine)
     text_ids = session.tokenizer.encode(BENCH_TEXT)
     prompt = (text_ids * (arguments.prompt // len(text_ids) + 1))[: arguments.prompt]
     engine.kv.make_room(arguments.prompt + arguments.decode)
     prefill_s = decode_s = 0.0
     for _ in range(1 + arguments.warmup):
         before = engine.client.stats()
-        engine.kv.truncate(0)
-        started_s = time.perf_counter()
-        row = engine.extend(prompt)
-        prefill_s = time.perf_counter() - started_s
-        started_s = time.perf_counter()
-        for _ in range(arguments.decode):
-            row = engine.extend([int(row.argmax())])
-        decode_s = time.perf_counter() - started_s
+        guessed_before = engine.prefetch.counters.copy() if engine.prefetch else None
+        prefill_s, decode_s = time_round(decoding, prompt, arguments.decode)
     after = engine.client.stats()
     tier = "gpu" if engine.device.type == "cuda" else "host"
     counted = {
@@ -115,6 +133,12 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
         "device": str(engine.device),
         **counted,
     }
+    if engine.prefetch is not None:
+        result["prefetch"] = engine.prefetch.values(guessed_before)
+    if engine.mtp is not None:
+        result |= _bench_draft(engine, prompt, arguments, result["decode_tps"])
+    if arguments.profile:
+        result["profile"] = profile_round(engine, decoding, prompt, arguments.decode, GREEDY)
     if arguments.json:
         print(json.dumps(result))
         return 0
@@ -125,7 +149,42 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
     print(
         f"experts  {100 * counted['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits"
     )
+    if engine.prefetch is not None:
+        print(f"ahead    {engine.prefetch.describe(guessed_before)}")
+    if "draft_decode_tps" in result:
+        print(
+            f"drafting {result['draft_decode_tps']:9.1f} t/s, {result['draft_speedup']:.2f} times"
+            f" that; {100 * result['draft_accepted_share']:.1f}% of the guesses stood"
+        )
+    if arguments.profile:
+        print("\n".join(profile_lines(result["profile"])))
     return 0
+
+
+def _bench_draft(
+    engine: Engine, prompt: list[int], arguments: argparse.Namespace, plain_tps: float
+) -> dict[str, float]:
+    """The same tokens with guesses verified; decoding without them was measured just before."""
+    drafting = Drafting(engine)
+    for _ in range(1 + arguments.warmup):
+        drafting.guessed_count = drafting.accepted_count = 0
+        _, decode_s = time_round(drafting, prompt, arguments.decode)
+    return {
+        "draft_decode_tps": arguments.decode / decode_s,
+        "draft_speedup": arguments.decode / decode_s / plain_tps,
+        "draft_accepted_share": drafting.accepted_count / max(drafting.guessed_count, 1),
+    }
+
+
+def time_round(decoding: Decoding, prompt: list[int], token_count: int) -> tuple[float, float]:
+    """Seconds for the prompt, and for as many greedy tokens behind it."""
+    decoding.rewind(0)
+    started_s = time.perf_counter()
+    decoding.extend(prompt)
+    prefilled_s = time.perf_counter()
+    for _ in range(token_count):
+        decoding.take(decoding.draw(GREEDY), GREEDY)
+    return prefilled_s - started_s, time.perf_counter() - prefilled_s
 
 
 def _token_list(text: str) -> list[int]:
