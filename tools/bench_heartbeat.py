@@ -35,7 +35,8 @@ from shared.runtime_dir import DaemonRecord, Endpoints, claim
 from shared.wire import PROTOCOL_VERSION
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
-from streamd.served_model import plan_model
+from streamd.model_plan import plan_model
+from streamd.plan_options import MachineOptions
 
 NAME = "heartbeat"
 BEAT_S = 0.002
@@ -82,7 +83,7 @@ def read_greedily(model: Path, expert_count: int) -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    floor_bytes = plan_model(StreamdConfig(model=options.model))["floor_bytes"]
+    floor_bytes = plan_model(StreamdConfig(model=options.model), MachineOptions()).host.floor_bytes
     config = StreamdConfig(
         model=options.model,
         name=NAME,

@@ -3,7 +3,8 @@
     python tools/check_cuda.py --oracle DIR [--synthetic-layers 16] [--out report.json]
 
 Stages: tests marked gpu; the daemon's GPU tier between processes; kernels by type (bench_cuda.py);
-whole models through daemon and client. DIR holds hy3-*.gguf with hy3.npz and hy3-quant-logits.npz.
+whole models through daemon and client. DIR holds hy3-*.gguf with hy3.npz and hy3-quant-logits.npz,
+and perhaps the same of glm.
 A stage that fails is reported, and the others still run; the exit code tells.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_mtp import agreeing_model
 
 PROJECT = Path(__file__).resolve().parents[1]
 DEMO = PROJECT / "models" / "demo-hy3-iq2mix.gguf"
@@ -29,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--oracle", type=Path)
     parser.add_argument("--synthetic-layers", type=int, default=16)
-    parser.add_argument("--stages", default="tests,tier,kernels,oracles,demo,synthetic")
+    parser.add_argument("--stages", default="tests,tier,kernels,oracles,mtp,demo,synthetic")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     stages: dict[str, Callable[[], Any]] = {
@@ -37,6 +39,7 @@ def main() -> int:
         "tier": lambda: _python("tools/check_gpu_tier.py"),
         "kernels": lambda: _python("tools/bench_cuda.py"),
         "oracles": lambda: check_oracles(arguments.oracle),
+        "mtp": lambda: check_mtp(arguments.oracle),
         "demo": check_demo,
         "synthetic": lambda: bench_synthetic(arguments.synthetic_layers),
     }
@@ -73,6 +76,31 @@ def check_oracles(oracle: Path) -> dict[str, float]:
             assert agreeing == len(rows), f"{name}: top-1 {agreeing}"
             worst[f"{name} chunk {chunk}"] = difference
     return worst
+
+
+def check_mtp(oracle: Path) -> dict[str, Any]:
+    """The MTP block's exact logits; the same greedy answer with drafting, where guesses stand."""
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for model in sorted(oracle.glob("*-mtp-udmix.gguf")):
+            family = model.name.partition("-")[0]
+            ids = ",".join(map(str, np.load(oracle / f"{family}.npz")["ids"].ravel().tolist()))
+            dump = Path(directory, "dump.npz")
+            _logits(model, ids, "--exact", "--mtp", "--dump", str(dump))
+            wanted = np.load(oracle / f"{family}-quant-logits.npz")["udmix.mtp_dequant"]
+            result[family] = float(np.abs(np.load(dump)["mtp_logits"] - wanted).max())
+            assert result[family] < EXACT_TOLERANCE, f"{family}: {result[family]}"
+        agreeing = agreeing_model(0.005, seed=2).write(Path(directory, "agreeing.gguf"))
+        words = ("chat", "-p", QUESTION, "--temp", "0", "--max-tokens", "100")
+        plain, drafted = (
+            _infer(*words, *more, model=agreeing) for more in ((), ("--draft", "mtp"))
+        )
+        result["same_answer"] = plain == drafted
+        bench = ("bench", "-p", "16", "-n", "128", "--draft", "mtp", "--json")
+        result["bench"] = json.loads(_infer(*bench, model=agreeing))
+    print(json.dumps(result))
+    assert result["same_answer"], "drafting changes a greedy answer"
+    return result
 
 
 def check_demo() -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""A model of Hy3's real widths with random weights, any number of layers and any quant mix.
+"""A model of real widths with random weights, any number of layers and any quant mix.
 
     python tools/make_synthetic.py --out /tmp/hy3-16.gguf --layers 16
+    python tools/make_synthetic.py --family glm --out /tmp/glm-8.gguf --layers 8
 
 Its blocks are valid and its activations stay finite, but it says nothing. Routing is skewed as real
 routing is: each layer's router has a bias by which its experts are chosen about as unevenly as
@@ -11,13 +12,15 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
-from gguf_factory import TinyTensor, add_value, float_tensor, hy3_model
+from gguf_factory import TinyModel, TinyTensor, add_value, float_tensor, hy3_model
+from gguf_glm import GlmSizes, glm_model
 
-REAL_WIDTHS = {
+HY3_WIDTHS = {
     "width": 4096,
     "expert_width": 1536,
     "dense_width": 13312,
@@ -35,7 +38,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.gguf")
+    parser.add_argument("--family", choices=("hy3", "glm"), default="hy3")
     parser.add_argument("--layers", type=int, default=16, help="the first one is dense")
+    parser.add_argument("--expert-count", type=int, help="instead of the real 192 or 256")
     parser.add_argument("--experts", default="IQ2_XXS,IQ2_XXS,Q2_K", metavar="GATE,UP,DOWN")
     parser.add_argument("--resident", default="Q8_0", metavar="TYPE")
     parser.add_argument("--skew", type=float, default=0.7, help="Zipf exponent of popularity")
@@ -49,15 +54,19 @@ def main() -> None:
 def write_model(arguments: argparse.Namespace) -> int:
     """A layer is made, written and forgotten, so that memory holds one."""
     types = tuple(Type[name] for name in arguments.experts.split(","))
-    knobs = {**REAL_WIDTHS, "expert_types": types, "resident_type": Type[arguments.resident]}
+    knobs = {
+        "expert_types": types,
+        "resident_type": Type[arguments.resident],
+        "seed": arguments.seed,
+    }
+    if arguments.expert_count:
+        knobs["n_experts"] = arguments.expert_count
     rng = np.random.default_rng(arguments.seed)
-    # Two layers have all shapes there are: one dense, one with experts.
-    pattern = hy3_model(**knobs, n_layers=2, seed=arguments.seed)
-    metadata = pattern.metadata | {"hy_v3.block_count": arguments.layers}
-    metadata["hy_v3.context_length"] = 131072
-    names = _names(pattern.tensors, arguments.layers)
-    writer = gguf.GGUFWriter(arguments.out, "hy_v3")
-    for key, value in metadata.items():
+    make_pattern = hy3_pattern if arguments.family == "hy3" else glm_pattern
+    pattern, likes = make_pattern(knobs, arguments.layers)
+    names = _names(pattern.tensors, likes)
+    writer = gguf.GGUFWriter(arguments.out, pattern.architecture)
+    for key, value in pattern.metadata.items():
         add_value(writer, key, value)
     for name, source in names:
         tensor = pattern.tensors[source]
@@ -76,12 +85,30 @@ def write_model(arguments: argparse.Namespace) -> int:
     return arguments.out.stat().st_size
 
 
-def _names(tensors: dict[str, TinyTensor], n_layers: int) -> list[tuple[str, str]]:
+def hy3_pattern(knobs: dict[str, Any], n_layers: int) -> tuple[TinyModel, list[int]]:
+    """A model with every kind of layer there is, which metadata call one of `n_layers`; and which
+    of its layers each of those is like: one is dense, one has experts."""
+    pattern = hy3_model(**(HY3_WIDTHS | knobs), n_layers=2)
+    pattern.metadata |= {"hy_v3.block_count": n_layers, "hy_v3.context_length": 131072}
+    return pattern, [0] + [1] * (n_layers - 1)
+
+
+def glm_pattern(knobs: dict[str, Any], n_layers: int) -> tuple[TinyModel, list[int]]:
+    """As `hy3_pattern`: of the layers with experts one owns an index, one does not."""
+    pattern = glm_model(GlmSizes.real(), n_layers=3, index_layers=(True, True, False), **knobs)
+    owns = [layer < 2 or layer % 4 == 2 for layer in range(n_layers)]
+    pattern.metadata |= {
+        "glm-dsa.block_count": n_layers,
+        "glm-dsa.attention.indexer.types": owns,
+    }
+    return pattern, [0] + [1 if own else 2 for own in owns[1:]]
+
+
+def _names(tensors: dict[str, TinyTensor], likes: list[int]) -> list[tuple[str, str]]:
     """(name, tensor of the pattern that it is like) of every tensor, in file order."""
     names = [(name, name) for name in tensors if not name.startswith("blk.")]
-    for layer in range(n_layers):
-        like = "blk.0." if layer == 0 else "blk.1."
-        own = f"blk.{layer}."
+    for layer, like_layer in enumerate(likes):
+        like, own = f"blk.{like_layer}.", f"blk.{layer}."
         names += [
             (own + name.removeprefix(like), name) for name in tensors if name.startswith(like)
         ]

@@ -3,7 +3,8 @@
     python tools/replay.py TRACE... [--policies lru,lfu-ageing,belady] [--shares 0.1,0.2,0.4]
     python tools/replay.py TRACE --budgets-mib 250,1000 [--csv FILE] [--plot FILE.png]
 
-A budget is a share of all experts' bytes, or MiB. Hit rates are of lookups, in percent.
+A budget is a share of all experts' bytes, or MiB. Hit rates are of lookups, in percent. Two tiers:
+tools/replay_machine.py.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from replay_simulation import POLICIES, Result, make_policy, simulate
+from replay_simulation import POLICIES, Result, make_policy, simulate, simulate_by_layer
 from replay_traces import Trace, load_trace
 
 from streamd.policy import HALF_LIFE_ROUNDS
@@ -31,10 +32,11 @@ def main() -> None:
             _, budget_mib, policy, result = point
             read_mib = result.read_bytes / 2**20
             print(
-                f"  {budget_mib:10.1f} MiB  {policy:<11} {result.hit_pct:6.2f}%"
+                f"  {_budget(trace, budget_mib)}  {policy:<11} {result.hit_pct:6.2f}%"
                 f"  decode {result.decode_hit_pct:6.2f}%  read {read_mib:10.1f} MiB",
                 flush=True,
             )
+        _print_gaps(trace, [point for point in points if point[0] == trace.name])
     if arguments.csv:
         _write_csv(arguments.csv, points)
     if arguments.plot:
@@ -49,6 +51,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B")
     parser.add_argument("--shares", default="0.1,0.2,0.4,0.6,0.8", metavar="S,T")
     parser.add_argument("--budgets-mib", default="", metavar="M,N", help="instead of --shares")
+    parser.add_argument("--per-layer", action="store_true", help="a cache for each layer")
+    parser.add_argument(
+        "--warm-up", type=float, default=0.0, metavar="SHARE", help="of the trace, not counted"
+    )
     parser.add_argument("--half-life", type=float, default=HALF_LIFE_ROUNDS, metavar="ROUNDS")
     parser.add_argument("--tokens", type=int, default=0, help="of a long trace, only so many")
     parser.add_argument("--csv", type=Path, metavar="FILE")
@@ -65,9 +71,33 @@ def _replay(trace: Trace, arguments: argparse.Namespace) -> Iterator[Point]:
     for budget_bytes in budgets:
         capacity_count = max(1, int(trace.key_bytes.size * budget_bytes / total_bytes))
         for name in arguments.policies.split(","):
-            policy = make_policy(name, trace, capacity_count, arguments.half_life)
-            result = simulate(trace, budget_bytes, policy)
+            if arguments.per_layer:
+                result = simulate_by_layer(
+                    trace, budget_bytes, name, arguments.half_life, arguments.warm_up
+                )
+            else:
+                policy = make_policy(name, trace, capacity_count, arguments.half_life)
+                result = simulate(trace, budget_bytes, policy, arguments.warm_up)
             yield trace.name, budget_bytes / 2**20, name, result
+
+
+def _budget(trace: Trace, budget_mib: float) -> str:
+    """As a share of all experts, and in MiB; traces without sizes have a byte an expert."""
+    return f"{budget_mib * 2**20 / int(trace.key_bytes.sum()):6.1%} {budget_mib:10.1f} MiB"
+
+
+def _print_gaps(trace: Trace, points: list[Point]) -> None:
+    """The best policy that does not know the future, beside the one that does."""
+    for budget_mib in sorted({point[1] for point in points}):
+        hits = {policy: result.hit_pct for _, at, policy, result in points if at == budget_mib}
+        if "belady" not in hits or len(hits) == 1:
+            continue
+        bound = hits.pop("belady")
+        best = max(hits, key=lambda policy: hits[policy])
+        print(
+            f"  {_budget(trace, budget_mib)}  best: {best} {hits[best]:.2f}%, belady {bound:.2f}%,"
+            f" {bound - hits[best]:.2f} points apart"
+        )
 
 
 def _write_csv(path: Path, points: list[Point]) -> None:

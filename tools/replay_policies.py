@@ -41,7 +41,6 @@ class DaemonLfu:
 
     def __init__(self, key_count: int, half_life_rounds: float) -> None:
         self._policy = LfuAgeing(key_count, half_life_rounds or 1e12)
-        self._key_count = key_count
         self._inside = np.zeros(key_count, np.bool_)
         self._uses = np.zeros(key_count, np.uint32)
 
@@ -53,10 +52,12 @@ class DaemonLfu:
         if self._uses.any():
             self._policy.absorb(self._uses)
             self._uses[:] = 0
-        self._inside[list(protected)] = False
+        guarded = list(protected)
+        were_inside = self._inside[guarded]
+        self._inside[guarded] = False
         keys = np.flatnonzero(self._inside).astype(np.int32)
         key = int(keys[self._policy.coldest(keys, 1)[0]])
-        self._inside[list(protected)] = True
+        self._inside[guarded] = were_inside
         self._inside[key] = False
         return key
 
@@ -170,9 +171,10 @@ class WTinyLfu:
 
     def __init__(self, capacity_count: int, sample_rounds: int = 10) -> None:
         self._window: OrderedDict[int, None] = OrderedDict()
-        self._main = Slru(max(1, capacity_count - 1))
-        self._in_main: set[int] = set()
         self._window_max = max(1, capacity_count // 100)
+        self._main_max = max(1, capacity_count - self._window_max)
+        self._main = Slru(self._main_max)
+        self._in_main: set[int] = set()
         self._counts: dict[int, int] = {}
         self._sample_max = sample_rounds * capacity_count
         self._sampled = 0
@@ -188,6 +190,8 @@ class WTinyLfu:
         else:
             self._window[key] = None
             self._window.move_to_end(key)
+            if len(self._window) > self._window_max and len(self._in_main) < self._main_max:
+                self._admit(self._window.popitem(last=False)[0])
 
     def victim(self, protected: Collection[int]) -> int:
         while len(self._window) > self._window_max or not self._in_main:

@@ -32,6 +32,15 @@ def test_lfu_keeps_what_is_used_often_through_a_scan():
     assert _hits("lru", trace, 3) == 18 + 18
 
 
+@pytest.mark.parametrize("policy", ["w-tinylfu", "slru"])
+def test_what_came_once_does_not_push_out_what_is_used_often(policy):
+    hot = [[key] for key in range(6)] * 20
+    scan = [[key] for key in range(6, 40)]
+    trace = _trace(*hot, *scan, *hot, n_experts=40)
+    assert _hits(policy, trace, 8) >= 114 + 120 - 8
+    assert _hits("lru", trace, 8) == 114 + 114
+
+
 def test_ageing_forgets_what_was_hot():
     trace = _trace(*[[0], [1]] * 300, *[[2], [3], [4]] * 60, n_experts=5)
     assert _hits("lfu-ageing", trace, 3) > _hits("lfu", trace, 3) + 30
@@ -72,6 +81,17 @@ def test_the_budget_holds_and_the_group_served_stays(policy):
 
     simulate(trace, 49, Watched())
     assert len(inside) == 4
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_group_larger_than_the_cache(policy):
+    """As a prefill's in a small cache: its last misses stay, and decoding goes on."""
+    rng = np.random.default_rng(8)
+    steps = [rng.choice(8, 2, replace=False).tolist() for _ in range(100)]
+    trace = _trace([*range(8)], *steps, [*range(7, -1, -1)], *steps)
+    result = simulate(trace, 3, make_policy(policy, trace, 3))
+    assert result.lookups == 16 + 400
+    assert 0 < result.hits <= result.lookups - 8
 
 
 def test_belady_looks_at_the_next_use_only():

@@ -1,0 +1,190 @@
+"""Break it: random faults in rounds, and after each round everything must be as it was.
+
+    python tools/campaign.py [--seed N] [--minutes M | --rounds N] [--faults A,B] [--model M.gguf]
+
+A daemon with a cache too small for the model, a chat and a reader that live through it all. A round
+does a few things of campaign_faults.py, some at once. Then the chat's answer must have the same
+bits as at the beginning, no slab may have differed from the file, every question is answered
+within its deadline, the caches are consistent, descriptors, memory and mappings are what they
+were, and the reader is as fast as before. A line of JSON a round; exit code 1 at the first that is
+not so.
+"""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from campaign_faults import EXCUSES, FAULTS
+from campaign_world import Broken, Client, World, descriptor_count, memfd_count, memory_mb
+
+DEMO = Path(__file__).resolve().parents[1] / "models" / "demo-hy3-iq2mix.gguf"
+MOST_FAULTS = 4
+MAY_GROW_MB = 24.0
+# The machine may be busy with other things, so a fraction of the first speed is enough.
+LEAST_SPEED = 0.25
+SPEED_TRIES = 12
+SPEED_S = 0.4
+SETTLE_S = 10.0
+# Of these no two at once: each waits for what another one does to the daemon.
+EXCLUSIVE = {"stop_the_daemon", "kill_the_daemon", "end_the_daemon", "reload_the_daemon"}
+
+
+class Campaign:
+    def __init__(self, world: World, rng: random.Random, kinds: list[str]) -> None:
+        self._world = world
+        self._rng = rng
+        self._kinds = kinds
+        self.done = Counter[str]()
+        self._chat, self._reader = Client(world, "chat"), Client(world, "read", rng.getrandbits(32))
+        self._clients = (self._chat, self._reader)
+        for client in self._clients:
+            client.hear()
+        self._expected = self._chat.ask()
+        assert "tokens" in self._expected, self._expected
+        self._first_speed = max(self._speed() for _ in range(3))
+        self._before = self._look()
+
+    def round(self) -> dict[str, Any]:
+        """Raises Broken."""
+        count = self._rng.randint(1, min(MOST_FAULTS, len(self._kinds)))
+        kinds = self._rng.sample(self._kinds, count)
+        together = [kind for kind in kinds if kind not in EXCLUSIVE]
+        alone = [kind for kind in kinds if kind in EXCLUSIVE]
+        self._chat.tell()
+        self._do(together)
+        for kind in alone:
+            self._do([kind])
+        self.done.update(kinds)
+        excused = set[str]().union(*(EXCUSES.get(kind, set()) for kind in kinds))
+        answer = self._chat.hear()
+        if answer.get("failed") not in excused:
+            self._compare(answer)
+        self._compare(self._chat.ask())
+        counts = self._reader.ask()
+        if counts["torn"]:
+            raise Broken(f"slabs that were not the file's: {counts}")
+        speed = self._await_speed()
+        self._compare_looks()
+        self._world.check_log()
+        return {
+            "faults": kinds,
+            "slabs": counts["slabs"],
+            "failed": counts["failed"],
+            "longest_s": counts["longest_s"],
+            "chat_s": answer["took_s"],
+            "speed": round(speed / self._first_speed, 2),
+        }
+
+    def _do(self, kinds: list[str]) -> None:
+        """At the same time, each with a chance of its own."""
+        errors: list[BaseException] = []
+
+        def run(kind: str, seed: int) -> None:
+            try:
+                FAULTS[kind](self._world, random.Random(seed))
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=run, args=(kind, self._rng.getrandbits(32))) for kind in kinds
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _compare(self, answer: dict[str, Any]) -> None:
+        same = ("tokens", "bits")
+        if any(answer.get(key) != self._expected[key] for key in same):
+            raise Broken(f"the answer is {answer}, not {self._expected}")
+
+    def _speed(self) -> float:
+        """The reader's sections a second."""
+        self._reader.ask()
+        time.sleep(SPEED_S)
+        counts = self._reader.ask()
+        return float(counts["sections"] / counts["seconds"])
+
+    def _await_speed(self) -> float:
+        speeds = []
+        for _ in range(SPEED_TRIES):
+            speeds.append(self._speed())
+            if speeds[-1] >= LEAST_SPEED * self._first_speed:
+                return speeds[-1]
+        raise Broken(f"{self._first_speed:.0f} sections a second before, now {speeds}")
+
+    def _look(self) -> dict[str, Any]:
+        world, pid = self._world, self._world.daemon.pid
+        world.wait_until(lambda: len(world.stats()["clients"]) == 2, "the others have left")
+        return {
+            "descriptors": descriptor_count(pid),
+            "client_descriptors": [descriptor_count(c.process.pid) for c in self._clients],
+            "client_memfds": [memfd_count(c.process.pid) for c in self._clients],
+            "memory_mb": memory_mb(pid),
+            "client_memory_mb": max(memory_mb(c.process.pid) for c in self._clients),
+        }
+
+    def _compare_looks(self) -> None:
+        """What has ended may take a moment to be gone; what has leaked stays."""
+        end_s = time.monotonic() + SETTLE_S
+        while changes := self._changes(self._look()):
+            if time.monotonic() > end_s:
+                raise Broken("; ".join(changes))
+            time.sleep(SPEED_S)
+
+    def _changes(self, now: dict[str, Any]) -> list[str]:
+        return [
+            f"{key}: {before} before, {now[key]} now"
+            for key, before in self._before.items()
+            if (now[key] > before + MAY_GROW_MB if key.endswith("_mb") else now[key] != before)
+        ]
+
+
+def main() -> int:
+    arguments = _arguments()
+    rng = random.Random(arguments.seed)
+    end_s = time.monotonic() + 60 * arguments.minutes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    round_count = 0
+    try:
+        with World(arguments.model, arguments.seed) as world:
+            campaign = Campaign(world, rng, arguments.faults)
+            started_s = time.monotonic()
+            while round_count < arguments.rounds if arguments.rounds else time.monotonic() < end_s:
+                round_count += 1
+                print(json.dumps({"round": round_count, **campaign.round()}), flush=True)
+            minutes = round((time.monotonic() - started_s) / 60, 1)
+    except Broken as broken:
+        print(f"campaign: seed {arguments.seed}, round {round_count}: {broken}", file=sys.stderr)
+        return 1
+    summary = {"seed": arguments.seed, "rounds": round_count, "minutes": minutes}
+    print(json.dumps(summary | {"faults": dict(campaign.done)}))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=0, help="instead of --minutes")
+    parser.add_argument(
+        "--faults", type=lambda text: text.split(","), default=sorted(FAULTS), metavar="A,B"
+    )
+    parser.add_argument("--model", type=Path, default=DEMO)
+    arguments = parser.parse_args()
+    if unknown := set(arguments.faults) - FAULTS.keys():
+        parser.error(f"no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The campaign's clients, one a process: they say on stdout what became of each thing they did.
+
+    campaign_client.py chat MODEL NAME          for each line on stdin: a greedy answer's tokens
+    campaign_client.py read MODEL NAME SEED     slabs compared with the file; counts for each line
+    campaign_client.py hold MODEL NAME          enters a section and stays in it
+
+A line of JSON each. All of them attach again when their daemon has ended.
+"""
+
+import ctypes
+import json
+import select
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from infer.client import SlotClient
+from infer.recovery import Recovery
+from shared.errors import DaemonLost, StreamError
+from shared.experts import ExpertIndex
+from shared.gguf_index import GgufIndex
+
+PROMPT = "Which is the largest planet in the solar system?"
+TOKEN_COUNT = 24
+RETURN_S = 60
+READ_S = 0.5
+# Long enough for another process to overwrite a slot that is free to be.
+HOLD_S = 0.0005
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def chat(model: Path, name: str) -> None:
+    """With torch: prompts are prefilled and answered like a user's, the context anew each time."""
+    from infer.config import ModelConfig  # noqa: PLC0415 - the other clients start faster without
+    from infer.session import Session  # noqa: PLC0415
+
+    config = ModelConfig(model=model, name=name, exact=True, reconnect_s=RETURN_S, threads=1)
+    with Session(config) as session:
+        prompt = session.tokenizer.encode(PROMPT)
+        engine = session.engine
+        say(ready=True)
+        for _ in sys.stdin:
+            started_s = time.monotonic()
+            try:
+                engine.kv.truncate(0)
+                logits = engine.extend(prompt)
+                tokens = [int(logits.argmax())]
+                while len(tokens) < TOKEN_COUNT:
+                    logits = engine.extend(tokens[-1:])
+                    tokens.append(int(logits.argmax()))
+            except StreamError as error:
+                say(failed=error.code, message=str(error), took_s=time.monotonic() - started_s)
+            else:
+                say(tokens=tokens, bits=logits.tobytes().hex()[:64], took_s=_since(started_s))
+
+
+def _since(started_s: float) -> float:
+    return round(time.monotonic() - started_s, 2)
+
+
+class Reader:
+    """Counts: slabs that were compared, those that differed from the file at some time, sections,
+    and sections that ended with a refusal."""
+
+    def __init__(self, model: Path, name: str) -> None:
+        index = GgufIndex.open(model)
+        self._experts = ExpertIndex.from_gguf(index)
+        self.layers = [layer for size in self._experts.classes for layer in size.layers]
+        self._file = np.memmap(model, np.uint8, mode="r")
+        self.client = SlotClient(name, index, self._experts)
+        self._recovery = Recovery(name, model, RETURN_S, tell=lambda _text: None)
+        self.counts = dict.fromkeys(("slabs", "torn", "sections", "failed", "lost"), 0)
+        self.longest_s = 0.0
+
+    def read(self, rng: np.random.Generator) -> None:
+        """A section of random experts."""
+        layer = int(rng.choice(self.layers))
+        experts = rng.choice(self._experts.n_experts, self._experts.top_k, replace=False)
+
+        def compute(places: np.ndarray, addresses: np.ndarray) -> None:
+            for pause_s in (HOLD_S, 0.0):
+                for place, address in zip(places.tolist(), addresses.tolist(), strict=True):
+                    whole = self._is_whole(layer, int(experts[place]), address)
+                    self.counts["torn"] += not whole
+                time.sleep(pause_s)
+            self.counts["slabs"] += len(places)
+
+        started_s = time.monotonic()
+        try:
+            self.client.read(layer, experts, 1, compute)
+            self.counts["sections"] += 1
+        except DaemonLost as lost:
+            self.counts["lost"] += 1
+            self._attach_again(lost)
+            return
+        except StreamError:
+            self.counts["failed"] += 1
+        self.longest_s = max(self.longest_s, time.monotonic() - started_s)
+
+    def _attach_again(self, lost: DaemonLost) -> None:
+        self.client.detach()
+        lost_at_s = time.monotonic()
+        while True:
+            self._recovery.wait(lost, lost_at_s)
+            try:
+                self.client.attach()
+                return
+            except DaemonLost as again:
+                lost = again
+
+    def _is_whole(self, layer: int, expert: int, addresses: list[int]) -> bool:
+        extents = self._experts.extents(layer, expert)
+        return all(
+            ctypes.string_at(address, extent.length)
+            == self._file[extent.offset : extent.offset + extent.length].tobytes()
+            for extent, address in zip(extents, addresses, strict=True)
+        )
+
+
+def read(model: Path, name: str, seed: int) -> None:
+    """Reads all the time; each line asks for the counts since the last one."""
+    reader, rng = Reader(model, name), np.random.default_rng(seed)
+    say(ready=True)
+    while True:
+        started_s = time.monotonic()
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            reader.read(rng)
+        if not sys.stdin.readline():
+            return
+        say(**reader.counts, longest_s=round(reader.longest_s, 2), seconds=_since(started_s))
+        reader.counts = dict.fromkeys(reader.counts, 0)
+        reader.longest_s = 0.0
+
+
+def hold(model: Path, name: str) -> None:
+    """Attaches, reads one layer and never lets go of it."""
+    reader = Reader(model, name)
+    reader.client.begin(reader.layers[0], np.arange(2), 1)
+    say(ready=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    kind, model_path, daemon_name, *more = sys.argv[1:]
+    work = {"chat": chat, "read": read, "hold": hold}[kind]
+    work(Path(model_path), daemon_name, *map(int, more))
