@@ -8,12 +8,16 @@ imported when a GPU is asked for.
 """
 
 import importlib
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from shared.errors import GpuError
 
+log = logging.getLogger(__name__)
+
+_READ_ONLY = 0x08  # cuda.h: CU_MEMHOSTREGISTER_READ_ONLY
 WITHOUT_GPU = "--gpu-cache 0 does without the GPU"
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "give a smaller --gpu-cache, or end other programs on the GPU",
@@ -115,6 +119,22 @@ def _unmap(driver: Any, pointer: Any, size_bytes: int) -> None:
     """Each on its own: what was not mapped yet still has its addresses given back."""
     driver.cuMemUnmap(pointer, size_bytes)
     driver.cuMemAddressFree(pointer, size_bytes)
+
+
+def pin_host(driver: Any, address: int, size_bytes: int, read_only: bool = False) -> bool:
+    """Lock host memory so that copies from it run at full speed, without our thread.
+
+    read_only: it is mapped for reading only. False where the driver refuses.
+    """
+    status, *_ = driver.cuMemHostRegister(address, size_bytes, _READ_ONLY if read_only else 0)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return True
+    log.debug("host memory cannot be pinned: %s", status)
+    return False
+
+
+def unpin_host(driver: Any, address: int) -> None:
+    call(driver, "cuMemHostUnregister", address)
 
 
 def shareable(driver: Any, ordinal: int) -> Any:

@@ -5,7 +5,8 @@ Works for any architecture whose experts are stacked in `blk.N.ffn_{gate,up,down
     gate, up: [d, ff, experts]      down: [ff, d, experts]      (ggml order, columns first)
 
 An expert is the last axis, so each of its three parts is one contiguous stretch of its tensor.
-MTP blocks (the last `nextn_predict_layers` of `block_count`) are no layers here.
+MTP blocks (the last `nextn_predict_layers` of `block_count`) are no layers here, except the first
+one where it is served: it is the layer behind the trunk then.
 """
 
 import re
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from shared.errors import MalformedModel, UnsupportedModel
 from shared.gguf_index import GgufIndex, TensorInfo
+from shared.index_layers import index_layers, is_unused_indexer
 
 MAX_LAYERS = 1 << 10
 MAX_EXPERTS = 1 << 12
@@ -73,7 +75,7 @@ class ExpertIndex:
     def from_gguf(cls, index: GgufIndex) -> Self:
         """MalformedModel for missing tensors and keys and for shapes that contradict each other;
         UnsupportedModel for a model without routed experts."""
-        n_layers = trunk_layer_count(index)
+        n_layers = served_layer_count(index)
         layers = [_layer_tensors(index, layer) for layer in range(n_layers)]
         if not any(layers):
             raise UnsupportedModel(
@@ -131,19 +133,32 @@ def trunk_layer_count(index: GgufIndex) -> int:
     return block_count - mtp_count
 
 
+def served_layer_count(index: GgufIndex) -> int:
+    """Layers with the MTP block, where it is served."""
+    return trunk_layer_count(index) + index.mtp
+
+
 def resident_tensors(index: GgufIndex) -> list[TensorInfo]:
-    """All tensors but the routed experts' and the MTP blocks', in the order they lie on disk."""
-    n_layers = trunk_layer_count(index)
+    """All tensors but the routed experts' and those that nobody reads: of blocks that are not
+    served, and of indexers in layers that do not own one.
+
+    In the order they lie on disk.
+    """
+    n_layers = served_layer_count(index)
     experts = {name for layer in range(n_layers) for name in _part_names(layer)}
+    trunk_count = trunk_layer_count(index)
+    index_owners = (*index_layers(index, trunk_count), *range(trunk_count, n_layers))
     resident = [
         tensor
         for tensor in index.tensors.values()
-        if tensor.name not in experts and not _is_mtp(tensor.name, n_layers)
+        if tensor.name not in experts
+        and not _is_behind(tensor.name, n_layers)
+        and not is_unused_indexer(tensor.name, index_owners)
     ]
     return sorted(resident, key=lambda tensor: (tensor.file_index, tensor.offset))
 
 
-def _is_mtp(name: str, n_layers: int) -> bool:
+def _is_behind(name: str, n_layers: int) -> bool:
     block = _BLOCK_NAME.match(name)
     return block is not None and int(block[1]) >= n_layers
 

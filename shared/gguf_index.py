@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self, TypeVar
 
+from shared import hy3_dialect
 from shared.errors import MalformedModel
 from shared.fingerprint import Fingerprint
 from shared.gguf_header import shown
@@ -30,6 +31,7 @@ class GgufIndex:
 
     `paths` and `fingerprints` have one entry a shard, `TensorInfo.file_index` points into them.
     `alignment` is the first shard's; offsets are absolute, so nobody needs it to find a tensor.
+    `mtp`: whether the MTP block behind the trunk belongs to what is served: see shared/mtp.py.
     """
 
     paths: tuple[Path, ...]
@@ -38,26 +40,34 @@ class GgufIndex:
     architecture: str
     metadata: Metadata
     tensors: Mapping[str, TensorInfo]
+    mtp: bool = False
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: str | os.PathLike[str], *, partial: bool = False) -> Self:
         """Index the model that `path` names: its only file, or any of its shards.
+
+        `partial` takes files whose tensors are not (all) there: a header alone, a download that
+        has not ended. Nothing can be served from such an index.
 
         ModelError where a file cannot be opened, MalformedModel where one contradicts itself or
         the others, UnsupportedModel for a format, value type or tensor type that we do not know,
         ReadFailed where the disk fails.
         """
         # Not resolved: in a cache of symbolic links the shards' names are the links'.
-        given = read_shard(Path(os.path.abspath(path)))
-        shards = [given] if given.split_count == 1 else _read_split(given)
+        given = read_shard(Path(os.path.abspath(path)), partial=partial)
+        shards = [given] if given.split_count == 1 else _read_split(given, partial)
         first = shards[0]
+        architecture = first.metadata.require("general.architecture", str)
+        metadata, tensors = hy3_dialect.translate(
+            architecture, first.metadata, _merge_tensors(shards)
+        )
         return cls(
             paths=tuple(shard.path for shard in shards),
             fingerprints=tuple(shard.fingerprint for shard in shards),
             alignment=first.alignment,
-            architecture=first.metadata.require("general.architecture", str),
-            metadata=first.metadata,
-            tensors=MappingProxyType(_merge_tensors(shards)),
+            architecture=architecture,
+            metadata=metadata,
+            tensors=MappingProxyType(tensors),
         )
 
     def require(self, key: str, kind: type[T]) -> T:
@@ -89,7 +99,7 @@ class GgufIndex:
             fingerprint.check_path(path)
 
 
-def _read_split(given: Shard) -> list[Shard]:
+def _read_split(given: Shard, partial: bool) -> list[Shard]:
     """All shards in order, `given` being one of them."""
     count = given.split_count
     if count > MAX_SHARDS:
@@ -105,7 +115,7 @@ def _read_split(given: Shard) -> list[Shard]:
     shards = []
     for number in range(count):
         path = given.path.with_name(f"{name[1]}-{number + 1:05}-of-{count:05}.gguf")
-        shard = given if number == given.number else _read_sibling(path, number, count)
+        shard = given if number == given.number else _read_sibling(path, number, count, partial)
         shards.append(shard)
     expected = shards[0].metadata.optional("split.tensors.count", int, -1)
     found = sum(len(shard.tensors) for shard in shards)
@@ -117,12 +127,12 @@ def _read_split(given: Shard) -> list[Shard]:
     return shards
 
 
-def _read_sibling(path: Path, number: int, count: int) -> Shard:
+def _read_sibling(path: Path, number: int, count: int, partial: bool) -> Shard:
     if not path.exists():
         raise MalformedModel(
             f"shard {number + 1} of {count} is missing: {path}", "put all shards in one directory"
         )
-    shard = read_shard(path)
+    shard = read_shard(path, partial=partial)
     if (shard.number, shard.split_count) != (number, count):
         raise MalformedModel(
             f"{path} says it is shard {shard.number + 1} of {shard.split_count}",

@@ -54,8 +54,8 @@ class Shard:
     tensors: dict[str, TensorInfo]
 
 
-def read_shard(path: Path) -> Shard:
-    """Parse the head of one file.
+def read_shard(path: Path, *, partial: bool = False) -> Shard:
+    """Parse the head of one file. `partial`: what the head describes need not be there yet.
 
     ModelError where it cannot be opened, MalformedModel where it contradicts itself,
     UnsupportedModel for a version, byte order, value type or tensor type that we do not know.
@@ -63,7 +63,7 @@ def read_shard(path: Path) -> Shard:
     with open_model_file(path) as fd:
         reader = HeaderReader(fd, path)
         fingerprint = Fingerprint.of_fd(fd)
-        _check_magic_and_version(reader)
+        check_magic_and_version(reader)
         tensor_count = reader.number("Q")
         key_count = reader.number("Q")
         metadata = read_metadata(reader, fingerprint, key_count)
@@ -73,11 +73,11 @@ def read_shard(path: Path) -> Shard:
             raise reader.malformed(f"says it is split.no {number} of split.count {split_count}")
         alignment = _alignment(reader, metadata)
         tensors = _read_tensors(reader, tensor_count, number, alignment)
-        _check_layout(path, tensors, fingerprint.size_bytes)
+        _check_layout(path, tensors, None if partial else fingerprint.size_bytes)
     return Shard(path, fingerprint, number, max(split_count, 1), alignment, metadata, tensors)
 
 
-def _check_magic_and_version(reader: HeaderReader) -> None:
+def check_magic_and_version(reader: HeaderReader) -> None:
     if reader.remaining_bytes < len(MAGIC) or reader.raw(len(MAGIC)) != MAGIC:
         raise MalformedModel(f"{reader.path} is not a GGUF file", "name a .gguf model file")
     version = reader.number("I")
@@ -110,7 +110,7 @@ def _read_tensors(
         raise reader.malformed(f"claims {tensor_count:,} tensors")
     tensors: dict[str, TensorInfo] = {}
     for _ in range(tensor_count):
-        tensor = _read_tensor(reader, file_index)
+        tensor = read_tensor(reader, file_index)
         if tensor.name in tensors:
             raise reader.malformed(f"has the tensor {shown(tensor.name)} twice")
         if tensor.offset % alignment:
@@ -124,7 +124,7 @@ def _read_tensors(
     }
 
 
-def _read_tensor(reader: HeaderReader, file_index: int) -> TensorInfo:
+def read_tensor(reader: HeaderReader, file_index: int) -> TensorInfo:
     """The next tensor, its offset still counted from the data's start."""
     name = read_name(reader)
     dimension_count = reader.number("I")
@@ -144,12 +144,12 @@ def _read_tensor(reader: HeaderReader, file_index: int) -> TensorInfo:
     return TensorInfo(name, shape, type_id, file_index, offset, byte_count)
 
 
-def _check_layout(path: Path, tensors: dict[str, TensorInfo], file_bytes: int) -> None:
-    """Every tensor inside the file and none inside another."""
+def _check_layout(path: Path, tensors: dict[str, TensorInfo], file_bytes: int | None) -> None:
+    """Every tensor inside the file (of `file_bytes`, if that matters) and none inside another."""
     before: TensorInfo | None = None
     for tensor in sorted(tensors.values(), key=lambda tensor: tensor.offset):
         end = tensor.offset + tensor.byte_count
-        if end > file_bytes:
+        if file_bytes is not None and end > file_bytes:
             raise MalformedModel(
                 f"{path} is truncated: tensor {shown(tensor.name)} ends at byte {end:,}, the file"
                 f" at {file_bytes:,}",

@@ -84,6 +84,10 @@ class Metadata(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def extended(self, entries: Mapping[str, Any]) -> "Metadata":
+        """These keys and `entries`, which count where both have one."""
+        return Metadata(self._path, self._fingerprint, {**self._entries, **entries})
+
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`, which must be of `kind`: bool, int, float, str, list, np.ndarray.
 
@@ -137,7 +141,7 @@ def read_metadata(reader: HeaderReader, fingerprint: Fingerprint, key_count: int
         key = read_name(reader)
         if key in entries:
             raise reader.malformed(f"has the key {shown(key)} twice")
-        entries[key] = _read_value(reader, key)
+        entries[key] = read_value(reader, key)
     return Metadata(reader.path, fingerprint, entries)
 
 
@@ -150,7 +154,8 @@ def read_name(reader: HeaderReader) -> str:
         raise reader.malformed(f"the name {shown(raw.decode('latin-1'))} is not UTF-8") from error
 
 
-def _read_value(reader: HeaderReader, key: str) -> Any:
+def read_value(reader: HeaderReader, key: str) -> Any:
+    """Step over the value at the cursor: a scalar, or where an array lies."""
     value_type = reader.number("I")
     if value_type == STRING_TYPE:
         return str(reader.string(), "utf-8", "surrogateescape")

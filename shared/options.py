@@ -22,13 +22,18 @@ def option(
     parse: Callable[[str], Any] = str,
     metavar: str | None = None,
     choices: Iterable[str] | None = None,
+    alone: str | None = None,
 ) -> Any:
-    """A dataclass field that is an option. `parse` raises ValueError for what it cannot take."""
+    """A dataclass field that is an option. `parse` raises ValueError for what it cannot take.
+
+    alone: the value on a command line that names the option and gives it none.
+    """
     metadata = {
         "help": help_text,
         "parse": parse,
         "metavar": metavar,
         "choices": tuple(choices) if choices else None,
+        "alone": alone,
     }
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
 
@@ -46,8 +51,11 @@ def add_options(parser: argparse.ArgumentParser, config_class: type) -> None:
                 help=help_text,
             )
             continue
+        alone = field.metadata["alone"]
         parser.add_argument(
             name,
+            nargs=None if alone is None else "?",
+            const=alone,
             default=argparse.SUPPRESS,
             metavar=field.metadata["metavar"] or field.name.upper(),
             help=help_text,

@@ -4,8 +4,9 @@
     <directory>/<name>.zmq    ZeroMQ ROUTER (ipc)
     <directory>/<name>.sock   SEQPACKET unix socket: attach, descriptors, liveness
 
-The directory is $STREAMD_RUNTIME_DIR, else $XDG_RUNTIME_DIR/streamd, else /run/streamd where we may
-write there, else streamd-<uid> in the temporary directory. It is ours alone (0700).
+The directory is $STREAMD_RUNTIME_DIR, else /run/streamd if it is ours (a service of the machine
+made it that runs as this user), else $XDG_RUNTIME_DIR/streamd, else /run/streamd where we may make
+it, else streamd-<uid> in the temporary directory. It is ours alone (0700).
 """
 
 import fcntl
@@ -24,6 +25,7 @@ from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
 
 # struct sockaddr_un has 108 bytes for the path, the last one is the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
+SYSTEM_DIR = Path("/run/streamd")
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_S = 0.01
 _SHARD_NUMBER = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
@@ -52,22 +54,38 @@ def runtime_dir() -> Path:
 def _candidate() -> Path:
     if explicit := os.environ.get("STREAMD_RUNTIME_DIR"):
         return Path(explicit)
+    if _is_ours(SYSTEM_DIR):
+        return SYSTEM_DIR
     if user_dir := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(user_dir, "streamd")
-    system_dir = Path("/run/streamd")
-    if os.access(system_dir if system_dir.exists() else system_dir.parent, os.W_OK):
-        return system_dir
+    if not SYSTEM_DIR.exists() and os.access(SYSTEM_DIR.parent, os.W_OK):
+        return SYSTEM_DIR
     return Path(tempfile.gettempdir(), f"streamd-{os.getuid()}")
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        return directory.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def is_daemon_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class DaemonRecord:
-    """What a running daemon says about itself in its lock file."""
+    """What a running daemon says about itself in its lock file.
+
+    mtp: the MTP block that it serves, as shared.mtp.open_served takes it.
+    """
 
     name: str
     pid: int
     model: str
     version: int
+    mtp: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,7 @@ class Endpoints:
     @classmethod
     def of(cls, name: str) -> "Endpoints":
         """ConfigError for a name or a directory that sockets cannot have."""
-        if not _NAME.fullmatch(name):
+        if not is_daemon_name(name):
             raise ConfigError(
                 f"{name!r} cannot be a daemon's name",
                 "use up to 64 letters, digits, dots, dashes and underscores",

@@ -46,6 +46,18 @@ def seal_readonly(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
 
+def open_readonly(fd: int) -> int:
+    """A descriptor for reading of the same memory, which nobody can open for writing from now on,
+    unless the mode does not bind them: the owner may change it, and root does without."""
+    os.fchmod(fd, 0o400)
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot open shared memory for reading: {error.strerror}", "mount /proc"
+        ) from error
+
+
 def map_writable(fd: int, size_bytes: int) -> mmap.mmap:
     return _map(fd, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
 

@@ -8,17 +8,18 @@ def render_stats(values: dict[str, Any]) -> str:
     host, io, since = values["tiers"]["host"], values["io"], values["since_last"]
     seconds = max(since["seconds"], 1e-9)
     lines = [
-        f"{values['name']}  pid {values['pid']}  up {_duration(values['uptime_s'])}",
+        f"{values['name']}  pid {values['pid']}  up {duration(values['uptime_s'])}",
         f"model     {values['model']}",
-        f"host      {host['slots_used']} of {host['slots']} slots, {_size(host['bytes'])},"
-        f" resident tensors {_size(values['resident_bytes'])}",
+        f"host      {host['slots_used']} of {host['slots']} slots, {size(host['bytes'])},"
+        f" resident tensors {size(values['resident_bytes'])}",
         f"lookups   {_rate(host['hits'], host['misses'])}, {host['evictions']} evictions",
-        f"  last {_duration(since['seconds']):<6} {_rate(since['hits'], since['misses'])},"
+        f"  last {duration(since['seconds']):<6} {_rate(since['hits'], since['misses'])},"
         f" {since['evictions']} evictions",
         *_gpu_lines(values["tiers"]["gpu"]),
-        f"disk      {io['engine']}: {_size(io['bytes_read'])} in {io['reads']} reads,"
+        *_ahead_lines(values["tiers"]),
+        f"disk      {io['engine']}: {size(io['bytes_read'])} in {io['reads']} reads,"
         f" p50 {io['latency_ms_p50']:g} ms, p99 {io['latency_ms_p99']:g} ms",
-        f"  last {_duration(since['seconds']):<6} {_size(since['bytes_read'])},"
+        f"  last {duration(since['seconds']):<6} {size(since['bytes_read'])},"
         f" {since['bytes_read'] / seconds / 1e6:,.1f} MB/s",
         f"clients   {len(values['clients'])}",
     ]
@@ -35,11 +36,34 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     if not gpu["slots"]:
         return []
     return [
-        f"gpu       {gpu['slots_used']} of {gpu['slots']} slots, {_size(gpu['bytes'])},"
-        f" resident tensors {_size(gpu['resident_bytes'])}: {gpu['device']}",
+        f"gpu       {gpu['slots_used']} of {gpu['slots']} slots, {size(gpu['bytes'])},"
+        f" resident tensors {size(gpu['resident_bytes'])}: {gpu['device']}",
+        *_streamed_lines(gpu),
         f"lookups   {_rate(gpu['hits'], gpu['misses'])}, {gpu['evictions']} evictions,"
-        f" {_size(gpu['uploaded_bytes'])} uploaded",
+        f" {size(gpu['uploaded_bytes'])} uploaded",
     ]
+
+
+def _streamed_lines(gpu: dict[str, Any]) -> list[str]:
+    if not gpu["streamed_layers"]:
+        return []
+    return [
+        f"streamed  resident tensors of {gpu['streamed_layers']} layers,"
+        f" {size(gpu['streamed_bytes'])} a token"
+    ]
+
+
+def _ahead_lines(tiers: dict[str, Any]) -> list[str]:
+    """Experts brought before anybody asked; nothing where that has not happened."""
+    lines = []
+    for name, tier in tiers.items():
+        ahead, idle = tier["prefetch"], tier["backfill"]
+        if ahead["issued"] or idle["slabs"]:
+            lines.append(
+                f"ahead     {name}: {ahead['useful']} useful, {ahead['late']} late,"
+                f" {ahead['wasted']} wasted; {idle['slabs']} while idle"
+            )
+    return lines
 
 
 def _rate(hits: int, misses: int) -> str:
@@ -48,7 +72,7 @@ def _rate(hits: int, misses: int) -> str:
     return f"{lookups} lookups, {share} hits"
 
 
-def _size(size_bytes: float) -> str:
+def size(size_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.3g} {unit}"
@@ -56,7 +80,7 @@ def _size(size_bytes: float) -> str:
     return f"{size_bytes:.3g} TB"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)

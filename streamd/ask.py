@@ -1,12 +1,13 @@
 """One question to a running daemon, and its answer."""
 
 import time
+from typing import Any
 
 import zmq
 
 from shared.errors import DaemonLost
 from shared.runtime_dir import DaemonRecord, Endpoints, running_daemons
-from shared.wire import Message, Refused, decode, encode
+from shared.wire import Message, Refused, Stats, StatsRequest, decode, encode
 
 ANSWER_DEADLINE_MS = 5000
 EXIT_DEADLINE_S = 10.0
@@ -36,6 +37,15 @@ def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> 
     if isinstance(answer, Refused):
         raise answer.error()
     return answer
+
+
+def ask_stats(
+    name: str, watching: bool = False, deadline_ms: int = ANSWER_DEADLINE_MS
+) -> dict[str, Any]:
+    """What the daemon tells about itself: see streamd.stats."""
+    answer = ask(name, StatsRequest(watching), deadline_ms)
+    assert isinstance(answer, Stats)
+    return answer.values
 
 
 def wait_until_gone(record: DaemonRecord) -> None:

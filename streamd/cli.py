@@ -2,22 +2,20 @@
 
 import argparse
 import contextlib
-import dataclasses
-import gc
 import json
-import logging
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from shared.command import run_command
-from shared.errors import DaemonLost, StreamError
+from shared.completion import SHELLS, completion_script
+from shared.errors import DaemonLost
 from shared.options import add_options
-from shared.runtime_dir import DaemonRecord, Endpoints, claim, find_daemon
-from shared.wire import PROTOCOL_VERSION, Reload, Stats, StatsRequest, Stop
+from shared.runtime_dir import find_daemon
+from shared.wire import Reload, Stop
 from streamd.config import StreamdConfig, read_config
+from streamd.plan_options import MachineOptions, read_machine
 
 
 def main() -> int:
@@ -45,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (serve, plan):
         add_options(command, StreamdConfig)
         command.add_argument("--config", type=Path, metavar="FILE.toml", help="options in a file")
+    add_options(plan, MachineOptions)
     serve.add_argument("--owner-fd", type=int, help=argparse.SUPPRESS)
     serve.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     bench_io = commands.add_parser("bench-io", help="how fast the drive gives expert slabs")
@@ -56,11 +55,24 @@ def _parser() -> argparse.ArgumentParser:
     stats = commands.add_parser("stats", help="hit rates, disk, clients")
     stop = commands.add_parser("stop", help="stop a daemon")
     reload = commands.add_parser("reload", help="open the model file anew")
-    for command in (stats, stop, reload):
+    heatmap = commands.add_parser("heatmap", help="a picture of which experts are used")
+    for command in (stats, stop, reload, heatmap):
         command.add_argument("--name", help="which daemon (default: the only one running)")
         command.add_argument("--model", type=Path, help="the daemon that serves this file")
     for command in (stats, plan, bench_io, scrub):
         command.add_argument("--json", action="store_true", help="for programs")
+    _add_service_commands(commands)
+    stats.add_argument(
+        "--watch",
+        nargs="?",
+        const=1.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="again and again, until Ctrl-C (default: every second)",
+    )
+    stats.add_argument("--csv", type=Path, metavar="FILE", help="with --watch: a line each time")
+    heatmap.add_argument("--out", type=Path, required=True, metavar="FILE.png")
+    heatmap.set_defaults(run=_heatmap)
     serve.set_defaults(run=_serve)
     plan.set_defaults(run=_plan)
     bench_io.set_defaults(run=_bench_io)
@@ -72,71 +84,43 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    starter = _Starter(arguments.ready_fd)
-    try:
-        _serve_until_stopped(arguments, starter)
-    except StreamError as error:
-        if starter.tell({"error": [error.code, error.message, error.remedy]}):
-            return 1
-        raise
-    return 0
-
-
-def _serve_until_stopped(arguments: argparse.Namespace, starter: "_Starter") -> None:
-    from streamd.daemon import Daemon  # noqa: PLC0415 - numpy and zmq, which `stop` does not need
-    from streamd.descriptors import raise_limit  # noqa: PLC0415
-
-    config = read_config(arguments)
-    # The working directory may be gone by the time the file is opened anew.
-    config = dataclasses.replace(config, model=config.model.absolute())
-    logging.basicConfig(
-        level=config.log_level.upper(), format="streamd: %(message)s", stream=sys.stderr
+def _add_service_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    service = commands.add_parser(
+        "install-service", help="write a systemd unit and the configuration it starts with"
     )
-    raise_limit()
-    endpoints = Endpoints.of(config.daemon_name)
-    record = DaemonRecord(config.daemon_name, os.getpid(), str(config.model), PROTOCOL_VERSION)
-    with claim(endpoints, record):
-        while True:
-            daemon = Daemon(config, endpoints)
-            daemon.stop_on_signals()
-            gc.collect()  # the one before a reload: its memory must be free for this one's plan
-            with daemon:
-                if arguments.owner_fd is not None:
-                    daemon.watch_owner(arguments.owner_fd)
-                logging.info("serving %s as %r", config.model, config.daemon_name)
-                starter.tell({"name": config.daemon_name})
-                daemon.run()
-            if daemon.orphaned or not daemon.reload_wanted:
-                return
+    service.add_argument("--user", action="store_true", help="of your own systemd, without root")
+    service.add_argument("--name", default="", help="which daemon (default: streamd)")
+    service.add_argument("--model", type=Path, metavar="FILE.gguf", help="write it to its file")
+    service.add_argument("--run-as", metavar="USER", help="whose daemon (default: yours)")
+    service.add_argument("--dry-run", action="store_true", help="show, write nothing")
+    service.set_defaults(run=_install_service)
+    completion = commands.add_parser("completion", help="what your shell completes, to be sourced")
+    completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=_completion)
 
 
-class _Starter:
-    """Whoever started us and waits at the other end of a pipe to hear that we serve, or why not."""
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError("give 0.1 to 3600 seconds")
+    return value
 
-    def __init__(self, fd: int | None) -> None:
-        self._fd = fd
 
-    def tell(self, word: dict[str, Any]) -> bool:
-        """One line, once; False if nobody waits (any more)."""
-        if self._fd is None:
-            return False
-        with contextlib.suppress(BrokenPipeError):  # it has gone; the owner's descriptor will tell
-            os.write(self._fd, json.dumps(word).encode() + b"\n")
-        os.close(self._fd)
-        self._fd = None
-        return True
+# Imports are made where they are used: `stop` and `--help` need neither numpy nor zmq.
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from streamd.serve import serve  # noqa: PLC0415
+
+    return serve(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from streamd.served_model import plan_model  # noqa: PLC0415
+    from streamd.model_plan import plan_model  # noqa: PLC0415
+    from streamd.plan_view import plan_values, render_plan  # noqa: PLC0415
 
-    values = plan_model(read_config(arguments))
-    if arguments.json:
-        print(json.dumps(values))
-        return 0
-    for name, value in values.items():
-        print(f"{name:<20} {value:,}" if isinstance(value, int) else f"{name:<20} {value}")
+    plan = plan_model(read_config(arguments), read_machine(arguments))
+    print(json.dumps(plan_values(plan)) if arguments.json else render_plan(plan))
     return 0
 
 
@@ -159,12 +143,16 @@ def _scrub(arguments: argparse.Namespace) -> int:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
-    from shared.stats_view import render_stats  # noqa: PLC0415
-    from streamd.ask import ask  # noqa: PLC0415
+    name = find_daemon(arguments.name, arguments.model).name
+    if arguments.watch is not None:
+        from streamd.stats_watch import watch  # noqa: PLC0415
 
-    answer = ask(find_daemon(arguments.name, arguments.model).name, StatsRequest())
-    assert isinstance(answer, Stats)
-    print(json.dumps(answer.values) if arguments.json else render_stats(answer.values))
+        return watch(name, arguments.watch, arguments.json, arguments.csv)
+    from shared.stats_view import render_stats  # noqa: PLC0415
+    from streamd.ask import ask_stats  # noqa: PLC0415
+
+    values = ask_stats(name)
+    print(json.dumps(values) if arguments.json else render_stats(values))
     return 0
 
 
@@ -188,4 +176,21 @@ def _reload(arguments: argparse.Namespace) -> int:
     record = find_daemon(arguments.name, arguments.model)
     ask(record.name, Reload())
     print(f"{record.name} opens {record.model} anew")
+    return 0
+
+
+def _heatmap(arguments: argparse.Namespace) -> int:
+    from streamd.heatmap import heatmap  # noqa: PLC0415
+
+    return heatmap(find_daemon(arguments.name, arguments.model).name, arguments.out)
+
+
+def _install_service(arguments: argparse.Namespace) -> int:
+    from streamd.install_service import install  # noqa: PLC0415
+
+    return install(arguments)
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    print(completion_script(_parser(), arguments.shell, "serve"))
     return 0

@@ -1,6 +1,11 @@
-"""The daemon's configuration: defaults, then the TOML file, then the command line; built once."""
+"""The daemon's configuration: defaults, then the TOML file, then the command line; built once.
+
+The file is the one that --config names, else what belongs to --name: NAME.toml in
+$XDG_CONFIG_HOME/streamd (~/.config/streamd), else in /etc/streamd, if there is one.
+"""
 
 import argparse
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -9,9 +14,12 @@ from pathlib import Path
 from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError
 from shared.options import build, given, option, parse_count
+from shared.runtime_dir import is_daemon_name
+from streamd.address import Address, parse_address
 
 DEPTH_MAX = 1024
 STALL_DEADLINE_MAX_MS = 3_600_000
+SYSTEM_CONFIG_DIR = Path("/etc/streamd")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -22,7 +30,7 @@ class StreamdConfig(DaemonOptions):
     log_level: str = option("info", "debug, info, warning or error", choices=LOG_LEVELS)
     io_depth: int = option(
         0,
-        "reads in flight at the most (default: what bench-io found for the drive, else 32)",
+        "reads in flight at the most (default: as many as the drive is found to need, up to 64)",
         parse=parse_count,
         metavar="N",
     )
@@ -34,6 +42,26 @@ class StreamdConfig(DaemonOptions):
         "how long a client that does not move may hold up another one",
         parse=parse_count,
         metavar="MS",
+    )
+    trace: Path | None = option(
+        None,
+        "record which experts each layer's router chooses, for tools/replay.py; for benchmarks",
+        parse=lambda text: Path(text).absolute(),
+        metavar="FILE",
+    )
+    warm: str = option(
+        "on",
+        "on or off: fill an idle cache with what was hot in earlier runs",
+        choices=("on", "off"),
+    )
+    governor: str = option(
+        "off",
+        "on or off: give memory back while the machine runs short; slots are then kept from being"
+        " written by others with a read-only descriptor, not with a seal",
+        choices=("on", "off"),
+    )
+    metrics: Address | None = option(
+        None, "serve counters to Prometheus there", parse=parse_address, metavar="HOST:PORT"
     )
 
     def __post_init__(self) -> None:
@@ -55,12 +83,37 @@ class StreamdConfig(DaemonOptions):
         return self.name or plain or "model"
 
 
-def read_config(arguments: argparse.Namespace) -> StreamdConfig:
-    """From a parsed command line that may name a TOML file with --config."""
-    layers = [("command line", given(arguments, StreamdConfig))]
-    if arguments.config is not None:
-        layers.insert(0, (str(arguments.config), _read_toml(arguments.config)))
+def read_config(
+    arguments: argparse.Namespace, system_dir: Path = SYSTEM_CONFIG_DIR
+) -> StreamdConfig:
+    """From a parsed command line that may name a TOML file with --config or --name."""
+    options = given(arguments, StreamdConfig)
+    layers = [("command line", options)]
+    path = arguments.config or config_of_name(str(options.get("name", "")), system_dir)
+    if path is not None:
+        layers.insert(0, (str(path), _read_toml(path)))
     return build(StreamdConfig, layers)
+
+
+def config_from_file(path: Path) -> StreamdConfig:
+    """What a file alone would serve."""
+    return build(StreamdConfig, [(str(path), _read_toml(path))])
+
+
+def user_config_dir() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base, "streamd")
+
+
+def config_of_name(name: str, system_dir: Path = SYSTEM_CONFIG_DIR) -> Path | None:
+    """The file of the daemon of that name: the user's own, else the machine's, else None.
+
+    One that exists and cannot be read is refused later on, never passed over.
+    """
+    if not is_daemon_name(name):
+        return None
+    paths = [directory / f"{name}.toml" for directory in (user_config_dir(), system_dir)]
+    return next((path for path in paths if path.exists()), None)
 
 
 def _read_toml(path: Path) -> dict[str, object]:

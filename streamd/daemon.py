@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from shared.errors import GpuError, ModelChanged, RequestError, StreamError
+from shared.errors import GpuError, ModelChanged, RequestError
 from shared.runtime_dir import Endpoints
 from shared.wire import (
     Attach,
     Attached,
-    Failed,
     Fetch,
+    HeatRequest,
+    Hint,
     Message,
     Reload,
     Stats,
@@ -22,14 +23,18 @@ from shared.wire import (
     Stop,
     Stopping,
 )
-from streamd.cache import HostCache
+from streamd.arrivals import Arrivals
 from streamd.config import StreamdConfig
 from streamd.control import Control
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu_tier import OpenGpu
-from streamd.served_model import ServedModel
+from streamd.host_governor import governor_of
+from streamd.notify import Notifier
+from streamd.records import Records
+from streamd.served_model import ServedModel, now_ms
 from streamd.sessions import Session, Sessions
-from streamd.stats import SinceLast, model_values
+from streamd.stalls import stalled_clients
+from streamd.stats import SinceLast, heat_values, model_values
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +50,16 @@ class Daemon:
     """Use as a context manager; `run` serves until it is told to stop."""
 
     def __init__(
-        self, config: StreamdConfig, endpoints: Endpoints, open_device: OpenGpu = CudaDevice
+        self,
+        config: StreamdConfig,
+        endpoints: Endpoints,
+        open_device: OpenGpu = CudaDevice,
+        notifier: Notifier | None = None,
     ) -> None:
         self.config = config
         self.endpoints = endpoints
         self._open_device = open_device
+        self._notifier = notifier or Notifier({})
         self.stopping = False
         self.reload_wanted = False
         self.fault: ModelChanged | None = None
@@ -62,14 +72,17 @@ class Daemon:
 
     def __enter__(self) -> "Daemon":
         with ExitStack() as stack:
-            self.model = ServedModel(self.config, stack, lambda: self.stopping, self._open_device)
-            self.cache = self.model.cache
+            self.model = ServedModel(self.config, stack, self._stop_loading, self._open_device)
             self.sessions = Sessions(self.model.table.shape)
             stack.callback(self.sessions.close)
+            self._governor = governor_of(self.model) if self.config.governor == "on" else None
+            self._records = Records(self.config, self.model)
+            stack.callback(self._records.close)  # when all clients have been detached
             self._control = Control(self.endpoints, self)
+            self._arrivals = Arrivals(self.model, self.sessions, self._control.tell)
             stack.callback(self._control.close)
-            self._control.watch(self.model.reader.fileno(), self._take_completions)
-            self._control.watch(self.model.tier.fileno(), self._take_completions)
+            self._control.watch(self.model.reader.fileno(), self._take_arrivals)
+            self._control.watch(self.model.tier.fileno(), self._take_arrivals)
             self._control.watch(self._wake_fd, lambda: None)
             self._stack = stack.pop_all()
         return self
@@ -91,10 +104,14 @@ class Daemon:
         while not self.stopping:
             self._wait()
             self._grant_gpu()
-            self._take_completions()
+            self._take_arrivals()
             self._grant()
             self._revoke_stalled()
             self._watch_model()
+            if self._governor:
+                self._governor.tick()
+            self._records.take(self.sessions)
+            self._notifier.alive()
 
     def _wait(self) -> None:
         """Until something has happened, or may have without telling."""
@@ -102,35 +119,13 @@ class Daemon:
             time.sleep(COPY_POLL_S)
             self._control.poll(0)
         else:
-            waiting = any(tier.cache.waiting for tier in self.model.tiers.values())
-            self._control.poll(WAITING_POLL_MS if waiting else IDLE_POLL_MS)
+            waiting = any(tier.scheduler.waiting for tier in self.model.tiers.values())
+            idle_ms = self._records.poll_ms(IDLE_POLL_MS)
+            self._control.poll(WAITING_POLL_MS if waiting else idle_ms)
 
-    def _take_completions(self) -> None:
-        """Publish the slabs that have arrived, and tell who waits for those that will not."""
-        for completion in self.model.tier.poll():
-            slot = completion.key
-            assert isinstance(slot, int)
-            error = self.model.tier.arrived(slot, completion.error)
-            self._settle(self.cache, slot, error)
-            if isinstance(error, ModelChanged):
-                self._fail_closed(error)
-        if self.model.gpu is not None:
-            for uploaded in self.model.gpu.uploads.poll():
-                self._settle(self.model.gpu.cache, uploaded.slot, uploaded.error)
-
-    def _settle(self, cache: HostCache, slot: int, error: StreamError | None) -> None:
-        if error is None:
-            self.sessions.ring(cache.read_done(slot))
-            return
-        log.error("%s", error)
-        layer, expert, asked = cache.read_failed(slot)
-        for number, section in asked:
-            if cache.clients[number].ours:
-                assert self.model.gpu is not None
-                self.model.gpu.uploads.fetch_failed(number, section, error)
-            else:
-                failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
-                self._control.tell(self.sessions.of_number(number).ticket, failed)
+    def _take_arrivals(self) -> None:
+        if (changed := self._arrivals.take()) is not None:
+            self._fail_closed(changed)
 
     def _watch_model(self) -> None:
         """Whether the file is still the one that was opened; a replaced one shows by its name."""
@@ -146,31 +141,33 @@ class Daemon:
     def _fail_closed(self, error: ModelChanged) -> None:
         """Serve nothing more of a file that is another one now: old and new do not mix."""
         self.fault = ModelChanged(error.message, "streamd reload takes the file as it is now")
+        for tier in self.model.tiers.values():
+            tier.scheduler.backfill.stopped = True
         for session in self.sessions:
             if not session.revoked:
                 self._revoke(session)
 
     def _grant_gpu(self) -> None:
         if self.model.gpu is not None:
-            self.sessions.ring(self.model.gpu.step())
+            self.sessions.ring(self.model.gpu.scheduler.step())
 
     def _grant(self) -> None:
         """One step of the protocol: give slots to those who wait, and read into them."""
-        step = self.cache.step(self.model.tier.room)
-        for grant in step.grants:
-            self.model.tier.submit(grant)
-        self.sessions.ring(step.ring)
+        self.sessions.ring(self.model.scheduler.step())
 
     def _revoke_stalled(self) -> None:
         for tier in self.model.tiers.values():
-            for number in tier.cache.stalled_clients(self.config.stall_deadline_ms):
+            deadline_ms = self.config.stall_deadline_ms
+            for number in stalled_clients(tier.cache, now_ms(), deadline_ms):
                 session = self.sessions.of_number(number)
                 log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
                 self._revoke(session)
 
     def _revoke(self, session: Session) -> None:
         session.revoked = True
-        self.model.tiers[session.tier].cache.revoke(session.number)
+        scheduler = self.model.tiers[session.tier].scheduler
+        scheduler.forget(session.number)
+        scheduler.cache.revoke(session.number)
         session.ring()  # it may be waiting
 
     # Handler of streamd.control
@@ -192,7 +189,7 @@ class Daemon:
             )
         session = self.sessions.prepare(message.pid, message.tier)
         try:
-            tier.cache.attach(session.number, session.area)
+            tier.scheduler.attach(session.number, session.area)
         except Exception:
             session.close()
             raise
@@ -200,29 +197,25 @@ class Daemon:
         log.info(
             "client %d has come (pid %d) for the %s tier", session.number, session.pid, session.tier
         )
-        attached = Attached(
-            client=session.number,
-            ticket=session.ticket,
-            n_layers=model.experts.n_layers,
-            n_experts=model.experts.n_experts,
-            align=tier.layout.align,
-            class_slot_counts=list(tier.layout.class_slot_counts),
-            wave_experts=list(tier.wave_experts),
-            arena_bytes=tier.arena_bytes,
-            resident_bytes=tier.resident_bytes,
-            device_ordinal=tier.device_ordinal,
-            device_uuid=tier.device_uuid,
-        )
+        self._tell_status()
+        attached = tier.attached(session, model.experts)
         own_fds = (model.table_region.fd, session.region.fd)
-        return attached, [*own_fds, tier.arena_fd, tier.resident_fd, session.doorbell]
+        return attached, [*own_fds, *tier.descriptors, session.doorbell]
 
     def detach(self, ticket: int) -> None:
         session = self.sessions.remove(ticket)
+        self._records.forget(session)
         if not session.revoked:
-            self.model.tiers[session.tier].cache.detach(session.number)
+            scheduler = self.model.tiers[session.tier].scheduler
+            scheduler.forget(session.number)
+            scheduler.cache.detach(session.number)
         session.close()
         log.info("client %d has left (pid %d)", session.number, session.pid)
+        self._tell_status()
         self._stop_if_orphaned()
+
+    def _tell_status(self) -> None:
+        self._notifier.status(f"serving {self.config.model.name}, clients: {len(self.sessions)}")
 
     def request(self, message: Message) -> Message | None:
         match message:
@@ -231,8 +224,15 @@ class Daemon:
                 cache = self.model.tiers[session.tier].cache
                 cache.fetch(session.number, section, layer, experts)
                 return None
-            case StatsRequest():
-                return Stats(self.stats())
+            case Hint(ticket, section, layer, experts):
+                if (hinting := self.sessions.find(ticket)) is not None:
+                    scheduler = self.model.tiers[hinting.tier].scheduler
+                    scheduler.hint(hinting.number, hinting.area, section, layer, experts)
+                return None
+            case StatsRequest(watching):
+                return Stats(self.stats(watching))
+            case HeatRequest():
+                return heat_values(self.model)
             case Reload():
                 log.info("reloading %s", self.config.model)
                 self._stop(reload=True)
@@ -242,7 +242,7 @@ class Daemon:
                 return Stopping(os.getpid())
         raise RequestError(f"{type(message).__name__} is not a request")
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, watching: bool = False) -> dict[str, Any]:
         uptime_s = round(time.monotonic() - self._started_s, 3)
         return {
             "name": self.config.daemon_name,
@@ -250,7 +250,8 @@ class Daemon:
             "pid": os.getpid(),
             "uptime_s": uptime_s,
             "fault": str(self.fault) if self.fault else None,
-            **model_values(self.model, self.sessions, self._since_last, uptime_s),
+            "trace": self._records.trace_values(),
+            **model_values(self.model, self.sessions, self._since_last, uptime_s, watching),
         }
 
     # Ending
@@ -266,6 +267,11 @@ class Daemon:
         self._stop(reload=signum == signal.SIGHUP)
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
+
+    def _stop_loading(self) -> bool:
+        """Asked at every turn of the loop that loads; it must turn as the main loop must."""
+        self._notifier.alive()
+        return self.stopping
 
     def _stop(self, reload: bool) -> None:
         """A stop outweighs a reload, whichever comes first."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from shared.errors import StreamError
 from shared.experts import ExpertIndex
+from shared.free_memory import available_memory_bytes, cgroup_room_bytes
 from shared.gguf_index import GgufIndex
 from streamd.pages import huge_page_settings
-from streamd.plan import available_memory_bytes, cgroup_room_bytes
 from streamd.readers.direct import open_file
 from streamd.readers.probe import AUTO, choose_engine
 

@@ -11,10 +11,13 @@ from shared.resident import ResidentLayout
 from shared.wire import GPU_TIER
 from streamd.cache import HostCache
 from streamd.gpu.cuda_device import CudaDevice
-from streamd.gpu.device import Copy, GpuDevice
+from streamd.gpu.device import Copy, CopyQueue, GpuDevice
 from streamd.gpu.host_source import HostSource
+from streamd.gpu.paced_copies import PacedCopies
 from streamd.gpu_plan import GpuPlan, plan_gpu
+from streamd.layer_choice import Residents
 from streamd.plan import class_slots
+from streamd.scheduler import Scheduler, layer_slab_bytes
 from streamd.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -24,12 +27,13 @@ OpenGpu = Callable[[int], GpuDevice]
 
 def open_gpu(
     experts: ExpertIndex,
-    resident_bytes: int,
+    residents: Residents,
     wanted: bool | None,
     ordinal: int,
     budget_bytes: int | None,
     reserve_bytes: int,
     open_device: OpenGpu = CudaDevice,
+    vram_bytes: int | None = None,
 ) -> tuple[GpuDevice, GpuPlan] | None:
     """The device and what fits on it; None where no GPU is wanted, or none will do for `auto`.
 
@@ -45,10 +49,11 @@ def open_gpu(
             plan = plan_gpu(
                 experts,
                 budget_bytes,
-                resident_bytes,
+                residents,
                 device.memory_bytes()[0],
                 device.granularity_bytes,
                 reserve_bytes,
+                vram_bytes,
             )
         except BaseException:
             device.close()
@@ -65,7 +70,8 @@ def open_gpu(
 class GpuTier:
     """Its allocations and its copies belong to `stack`; the device is the caller's.
 
-    cache: of the GPU's slots. host_cache, host_layout, host_address: of the tier it uploads from.
+    cache: of the GPU's slots. host, host_layout, host_address: of the tier it uploads from.
+    upload_pace: bytes a second of a bus that is stood in for, 0 for the machine's own.
     """
 
     def __init__(
@@ -73,54 +79,56 @@ class GpuTier:
         device: GpuDevice,
         plan: GpuPlan,
         experts: ExpertIndex,
-        host_cache: HostCache,
+        host: Scheduler,
         host_layout: ArenaLayout,
         host_address: int,
         barrier: Callable[[], None],
         now_ms: Callable[[], float],
         stack: ExitStack,
+        warm: bool = True,
+        upload_pace: float = 0.0,
     ) -> None:
         self.device = device
+        self._copies: CopyQueue = PacedCopies(device, upload_pace) if upload_pace else device
         self.plan = plan
         self.arena = device.allocate(plan.layout.total_bytes)
         stack.callback(self.arena.close)
         self.resident = device.allocate(plan.resident_bytes)
         stack.callback(self.resident.close)
-        source = HostSource(device, host_layout, host_address, experts)
-        self.uploads = Uploads(device, host_cache, source, plan.layout, self.arena.address)
+        self.source = HostSource(device, host_layout, host_address, experts)
+        self.uploads = Uploads(
+            self._copies, host.cache, self.source, plan.layout, self.arena.address
+        )
         stack.callback(self.uploads.close)
         self.cache = HostCache(
-            host_cache.table,
+            host.cache.table,
             experts.layer_class.tolist(),
             class_slots(plan.layout, plan.wave_experts, experts),
             barrier,
             now_ms,
             GPU_TIER,
         )
+        self.scheduler = Scheduler(
+            self.cache, self.uploads, layer_slab_bytes(experts), now_ms, host, warm
+        )
 
     @property
     def copying(self) -> bool:
-        return self.device.copying
-
-    def step(self) -> set[int]:
-        """One step of the protocol; its grants are uploads then. Clients to ring."""
-        step = self.cache.step(self.uploads.room)
-        for grant in step.grants:
-            self.uploads.submit(grant)
-        return step.ring
+        return self._copies.copying
 
     def upload_resident(
         self, target: ResidentLayout, source: ResidentLayout, source_address: int
     ) -> None:
-        """Copy all resident tensors from host memory, and wait for them. GpuError."""
+        """Copy the tensors of `target` from host memory, and wait for them. GpuError."""
+        offsets = {placed.tensor.name: placed.payload_offset for placed in source.tensors}
         copies = [
             Copy(
-                self.resident.address + there.payload_offset,
-                source_address + here.payload_offset,
-                here.tensor.byte_count,
+                self.resident.address + placed.payload_offset,
+                source_address + offsets[placed.tensor.name],
+                placed.tensor.byte_count,
             )
-            for there, here in zip(target.tensors, source.tensors, strict=True)
-            if here.tensor.byte_count
+            for placed in target.tensors
+            if placed.tensor.byte_count
         ]
         self.device.submit(0, copies)
         self.device.drain()

@@ -8,15 +8,16 @@ A slot gets its pages when it is first needed, so that start-up need not wait fo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from shared.arena import PART_COUNT, ArenaLayout
 from shared.errors import ReadFailed, StreamError
 from shared.experts import ExpertIndex
-from streamd.cache import Grant
 from streamd.checksums import SlabChecksums
+from streamd.grants import Grant
 from streamd.populate import PageFinder, Populator
 from streamd.readers.reader import Reader
-from streamd.readers.slab_read import Completion, Extent, SlabRead
+from streamd.readers.slab_read import Completion, Extent, Priority, SlabRead
 from streamd.regions import Region
 
 # Completion keys of slab reads are slot numbers; see streamd/resident.py for the other kind.
@@ -35,6 +36,7 @@ class HostTier:
         reader: Reader,
         checksums: SlabChecksums | None = None,
         find_pages: Callable[[memoryview], None] | None = None,
+        returnable: bool = False,
     ) -> None:
         self.layout = layout
         self._checksums = checksums
@@ -42,7 +44,7 @@ class HostTier:
         self._populating_count = 0
         self._page_finder = PageFinder()
         self._populator = Populator(find_pages or self._page_finder)
-        self.region = Region("streamd-slots", layout.total_bytes)
+        self.region = Region("streamd-slots", layout.total_bytes, returnable)
         self._experts = experts
         self._reader = reader
         whole = memoryview(self.region.memory)
@@ -72,6 +74,20 @@ class HostTier:
             self._populating_count += 1
             self._populator.submit(grant.slot, self._slots[grant.slot])
 
+    def promote(self, slot: int) -> None:
+        """Somebody waits now for what is read into `slot`."""
+        if self._populated[slot]:
+            self._reader.promote(slot)
+        else:
+            self._grants[slot] = replace(self._grants[slot], priority=Priority.DEMAND)
+
+    def withdraw(self, slot: int) -> bool:
+        """Forget what is read into `slot` unless the disk has begun; whether it is forgotten."""
+        withdrawn = self._populated[slot] and self._reader.withdraw(slot)
+        if withdrawn:
+            del self._grants[slot]
+        return withdrawn
+
     def poll(self) -> list[Completion]:
         """Start the reads whose slots have got their pages; what has ended."""
         refused = []
@@ -98,7 +114,7 @@ class HostTier:
             Extent(parts[part].file_index, parts[part].offset, parts[part].length, stretches[part])
             for part in range(PART_COUNT)
         )
-        self._reader.submit(SlabRead(grant.slot, extents))
+        self._reader.submit(SlabRead(grant.slot, extents, grant.owner), grant.priority)
 
     def arrived(self, slot: int, error: StreamError | None) -> StreamError | None:
         """What is wrong with a slab whose read has ended, with `error` or without."""
@@ -111,6 +127,20 @@ class HostTier:
             for part, stretch in zip(parts, self._stretches[slot], strict=True)
         )
         return self._checksums.check(grant.layer, grant.expert, payloads)
+
+    @property
+    def held_bytes(self) -> int:
+        """What slots have in memory by now."""
+        sizes = zip(self._slots, self._populated, strict=True)
+        return sum(slot.nbytes for slot, populated in sizes if populated)
+
+    def give_back(self, slot: int) -> None:
+        """Let the pages go of a slot that nothing reads or will be read into before it is asked
+        for again, as if it had never been."""
+        if self._populated[slot]:
+            self._reader.forget(self._slots[slot])
+            self.region.give_back(self._slots[slot])
+            self._populated[slot] = False
 
     def close(self) -> None:
         self._populator.close()

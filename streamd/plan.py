@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from shared.arena import ArenaLayout, slot_bytes
 from shared.errors import PlanError
@@ -28,42 +27,6 @@ class HostPlan:
     floor_bytes: int
     full_bytes: int
     available_bytes: int
-
-
-def available_memory_bytes() -> int:
-    """What can be allocated now: MemAvailable, or what the control group leaves if that is less."""
-    with open("/proc/meminfo") as meminfo:
-        fields = dict(line.split(":", 1) for line in meminfo)
-    free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
-    room_bytes = cgroup_room_bytes()
-    return free_bytes if room_bytes is None else min(free_bytes, room_bytes)
-
-
-def cgroup_room_bytes(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> int | None:
-    """What our control group (v2) and those above it may still allocate.
-
-    None where no limit is set or readable. Cached pages of files are room: the kernel drops them.
-    """
-    try:
-        path = membership.read_text().strip().splitlines()[-1].split(":", 2)[2]
-    except (OSError, IndexError):
-        return None
-    group = root / path.lstrip("/")
-    rooms = [_group_room_bytes(g) for g in (group, *group.parents) if g.is_relative_to(root)]
-    return min((room for room in rooms if room is not None), default=None)
-
-
-def _group_room_bytes(group: Path) -> int | None:
-    try:
-        limit_bytes = int((group / "memory.max").read_text())  # ValueError for "max"
-        used_bytes = int((group / "memory.current").read_text())
-        kinds = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cached_bytes = int(kinds["active_file"]) + int(kinds["inactive_file"])
-    except (OSError, KeyError, ValueError):
-        return None
-    return max(0, limit_bytes - used_bytes + cached_bytes)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ of which works on a machine as installed: hugetlb pages (vm.nr_overcommit_hugepa
 transparent ones for shmem (shmem_enabled=advise). We try both and take what there is.
 """
 
+import ctypes
 import mmap
 import os
 from contextlib import suppress
@@ -14,22 +15,37 @@ from shared import shm
 from shared.arena import round_up
 from shared.errors import ConfigError
 from streamd.pages import HUGE_PAGE_BYTES, PageReport, huge_page_settings, page_report
+from streamd.readers.engine import address_of
+
+# linux/falloc.h
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Region:
     """A memfd and the daemon's writable mapping of it; nobody else can map it writable.
+
+    returnable: its pages can be given back one by one. The kernel refuses that for memory that is
+    sealed against writing, so others get a descriptor for reading, of a file whose mode lets nobody
+    open it for writing, instead of a seal.
 
     size_bytes: as asked for, or rounded up to whole huge pages.
     page_kind: what its first page is, by smaps. All of a large mapping is not looked at again: the
     kernel goes through its every page for that, 15 ms a GB.
     """
 
-    def __init__(self, name: str, size_bytes: int) -> None:
+    def __init__(self, name: str, size_bytes: int, returnable: bool = False) -> None:
         if size_bytes >= HUGE_PAGE_BYTES:
             size_bytes = round_up(size_bytes, HUGE_PAGE_BYTES)
         self.size_bytes = size_bytes
         self.fd, self.memory = _allocate(name, size_bytes)
-        shm.seal_readonly(self.fd)
+        self._own_fd = -1
+        if returnable:
+            self._own_fd, self.fd = self.fd, shm.open_readonly(self.fd)
+        else:
+            shm.seal_readonly(self.fd)
         self.memory[0] = 0
         self.page_kind = self.pages().kind
 
@@ -37,9 +53,28 @@ class Region:
         """What the mapping stands on by now; pages come as they are touched."""
         return page_report(shm.address(self.memory))
 
+    def give_back(self, part: memoryview) -> None:
+        """Let the whole pages go that lie in a part of a returnable region; they read as zeros."""
+        assert self._own_fd >= 0
+        page_bytes = HUGE_PAGE_BYTES if self.page_kind.startswith("hugetlb") else mmap.PAGESIZE
+        offset = address_of(part) - shm.address(self.memory)
+        first = round_up(offset, page_bytes)
+        stop = (offset + part.nbytes) // page_bytes * page_bytes
+        if stop > first:
+            _punch(self._own_fd, first, stop - first)
+
     def close(self) -> None:
-        """Give the descriptor up; the mapping goes with the last view of it."""
+        """Give the descriptors up; the mapping goes with the last view of it."""
         os.close(self.fd)
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+
+
+def _punch(fd: int, offset: int, size_bytes: int) -> None:
+    where = (ctypes.c_long(offset), ctypes.c_long(size_bytes))
+    if _libc.fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, *where):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _allocate(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:

@@ -9,41 +9,45 @@ from dataclasses import dataclass
 
 from shared import shm
 from shared.arena import ArenaLayout
-from shared.errors import ConfigError
+from shared.client_memory import client_bytes
 from shared.experts import ExpertIndex, resident_tensors
+from shared.free_memory import available_memory_bytes
 from shared.gguf_index import GgufIndex
 from shared.membarrier import choose_barrier
+from shared.mtp import open_served
 from shared.residency import ResidencyTable, TableShape
-from shared.resident import gpu_resident_layout, resident_layout
-from shared.wire import GPU_TIER, HOST_TIER
+from shared.resident import ResidentLayout, gpu_resident_layout, resident_layout
+from shared.streamed import chosen_layers, kept_tensors, streamable_layers
+from shared.wire import GPU_TIER, HOST_TIER, Attached
 from streamd.cache import HostCache
 from streamd.checksums import SlabChecksums
-from streamd.config import DEPTH_MAX, StreamdConfig
+from streamd.config import StreamdConfig
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu.device import GpuDevice
 from streamd.gpu_plan import GpuPlan
 from streamd.gpu_tier import GpuTier, OpenGpu, open_gpu
 from streamd.host_tier import HostTier
-from streamd.io_best import drive_of, load_best
-from streamd.plan import available_memory_bytes, class_slots, plan_host
+from streamd.layer_choice import Residents
+from streamd.plan import class_slots, plan_host
 from streamd.readers.direct import OpenFile, open_file
-from streamd.readers.paced_engine import PacedEngine
-from streamd.readers.probe import AUTO, choose_engine
-from streamd.readers.reader import Reader
 from streamd.regions import Region
 from streamd.resident import load_resident
+from streamd.scheduler import Scheduler, layer_slab_bytes
+from streamd.served_reader import make_reader
+from streamd.sessions import Session
 from streamd.uploads import LANE_COUNT
 
 log = logging.getLogger(__name__)
 
-DEFAULT_DEPTH = 32
-
 
 @dataclass(frozen=True)
 class OfferedTier:
-    """What a client of one tier gets, as shared.wire.Attached has it, and the cache it uses."""
+    """What a client of one tier gets, as shared.wire.Attached has it, and the cache it uses.
 
-    cache: HostCache
+    cache: the scheduler's.
+    """
+
+    scheduler: Scheduler
     layout: ArenaLayout
     wave_experts: tuple[int, ...]
     arena_fd: int
@@ -52,6 +56,42 @@ class OfferedTier:
     resident_bytes: int
     device_ordinal: int = -1
     device_uuid: str = ""
+    client_bytes: int = 0
+    client_limited: bool = False
+    streamed_layers: tuple[int, ...] = ()
+    host_resident_fd: int = -1
+    host_resident_bytes: int = 0
+    host_align: int = 0
+
+    @property
+    def descriptors(self) -> list[int]:
+        own = [self.arena_fd, self.resident_fd]
+        return [*own, self.host_resident_fd] if self.streamed_layers else own
+
+    @property
+    def cache(self) -> HostCache:
+        return self.scheduler.cache
+
+    def attached(self, session: Session, experts: ExpertIndex) -> Attached:
+        """The answer to a client that has just got its session."""
+        return Attached(
+            client=session.number,
+            ticket=session.ticket,
+            n_layers=experts.n_layers,
+            n_experts=experts.n_experts,
+            align=self.layout.align,
+            class_slot_counts=list(self.layout.class_slot_counts),
+            wave_experts=list(self.wave_experts),
+            arena_bytes=self.arena_bytes,
+            resident_bytes=self.resident_bytes,
+            device_ordinal=self.device_ordinal,
+            device_uuid=self.device_uuid,
+            client_bytes=self.client_bytes,
+            client_limited=self.client_limited,
+            streamed_layers=list(self.streamed_layers),
+            host_resident_bytes=self.host_resident_bytes,
+            host_align=self.host_align,
+        )
 
 
 class ServedModel:
@@ -67,16 +107,14 @@ class ServedModel:
         stopped: Callable[[], bool],
         open_device: OpenGpu = CudaDevice,
     ) -> None:
-        self.index = GgufIndex.open(config.model)
+        self.index = open_served(config.model, config.mtp)
         self.experts = ExpertIndex.from_gguf(self.index)
-        files = _open_files(self.index, stack)
-        tensors = resident_tensors(self.index)
-        gpu_residents = gpu_resident_layout(tensors)
-        found = find_gpu(config, self.experts, gpu_residents.total_bytes, open_device)
+        files = open_files(self.index, stack)
+        found = find_gpu(config, self.index, self.experts, open_device)
         if found is not None:
             stack.callback(found[0].close)
         align = read_align(files, on_gpu=found is not None)
-        residents = resident_layout(tensors, align)
+        residents = resident_layout(resident_tensors(self.index), align)
         self.plan = plan_host(
             self.experts,
             align,
@@ -85,14 +123,20 @@ class ServedModel:
             available_memory_bytes(),
             LANE_COUNT if found is not None else 0,
         )
-        self.reader = _make_reader(files, align, config, stack)
+        self.reader = make_reader(files, self.experts, align, config, stack)
         shape = TableShape(self.experts.n_layers, self.experts.n_experts)
         self.table_region = Region("streamd-table", shape.table_bytes)
         stack.callback(self.table_region.close)
         self.table = ResidencyTable(self.table_region.memory, shape)
         self.table.initialise()
         checksums = SlabChecksums(shape.n_layers, shape.n_experts) if config.verify else None
-        self.tier = HostTier(self.plan.layout, self.experts, self.reader, checksums)
+        self.tier = HostTier(
+            self.plan.layout,
+            self.experts,
+            self.reader,
+            checksums,
+            returnable=config.governor == "on",
+        )
         stack.callback(self.tier.close)
         self.resident_region = load_resident(residents, self.reader, stopped)
         stack.callback(self.resident_region.close)
@@ -106,27 +150,45 @@ class ServedModel:
             barrier,
             now_ms,
         )
+        warm = config.warm == "on"
+        slab_bytes = layer_slab_bytes(self.experts)
+        self.scheduler = Scheduler(self.cache, self.tier, slab_bytes, now_ms, warm=warm)
         self.tiers = {HOST_TIER: self._offer_host()}
         self.gpu: GpuTier | None = None
         if found is not None:
             self.gpu = GpuTier(
                 *found,
                 self.experts,
-                self.cache,
+                self.scheduler,
                 self.plan.layout,
                 shm.address(self.tier.region.memory),
                 barrier,
                 now_ms,
                 stack,
+                warm,
+                config.upload_pace,
             )
-            source_address = shm.address(self.resident_region.memory)
-            self.gpu.upload_resident(gpu_residents, residents, source_address)
-            self.tiers[GPU_TIER] = _offer_gpu(self.gpu)
+            self._upload_resident(self.gpu, residents)
+            self.tiers[GPU_TIER] = self._offer_gpu(self.gpu, align, config.vram is not None)
             log.info("%s: %.1f MB taken", self.gpu.device.name, self.gpu.plan.taken_bytes / 1e6)
+
+    def _upload_resident(self, gpu: GpuTier, source: ResidentLayout) -> None:
+        """What is not streamed."""
+        choice = gpu.plan.streamed
+        if choice.layers:
+            log.info(
+                "GPU memory does not hold the resident tensors of %d layers: %.1f MB to be copied"
+                " for every token",
+                len(choice.layers),
+                choice.streamed_bytes / 1e6,
+            )
+        kept = kept_tensors(self.index, chosen_layers(self.index, choice.layers))
+        source_address = shm.address(self.resident_region.memory)
+        gpu.upload_resident(gpu_resident_layout(kept), source, source_address)
 
     def _offer_host(self) -> OfferedTier:
         return OfferedTier(
-            self.cache,
+            self.scheduler,
             self.plan.layout,
             self.plan.wave_experts,
             self.tier.region.fd,
@@ -135,33 +197,57 @@ class ServedModel:
             self.resident_region.size_bytes,
         )
 
-
-def _offer_gpu(gpu: GpuTier) -> OfferedTier:
-    return OfferedTier(
-        gpu.cache,
-        gpu.plan.layout,
-        gpu.plan.wave_experts,
-        gpu.arena.fd,
-        gpu.arena.size_bytes,
-        gpu.resident.fd,
-        gpu.resident.size_bytes,
-        gpu.device.ordinal,
-        gpu.device.uuid,
-    )
+    def _offer_gpu(self, gpu: GpuTier, align: int, client_limited: bool) -> OfferedTier:
+        layers = gpu.plan.streamed.layers
+        return OfferedTier(
+            gpu.scheduler,
+            gpu.plan.layout,
+            gpu.plan.wave_experts,
+            gpu.arena.fd,
+            gpu.arena.size_bytes,
+            gpu.resident.fd,
+            gpu.resident.size_bytes,
+            gpu.device.ordinal,
+            gpu.device.uuid,
+            gpu.plan.reserve_bytes,
+            client_limited,
+            layers,
+            self.resident_region.fd,
+            self.resident_region.size_bytes if layers else 0,
+            align if layers else 0,
+        )
 
 
 def find_gpu(
-    config: StreamdConfig, experts: ExpertIndex, resident_bytes: int, open_device: OpenGpu
+    config: StreamdConfig,
+    index: GgufIndex,
+    experts: ExpertIndex,
+    open_device: OpenGpu,
 ) -> tuple[GpuDevice, GpuPlan] | None:
     return open_gpu(
         experts,
-        resident_bytes,
+        gpu_residents(config, index),
         config.wants_gpu,
         config.gpu_ordinal,
         config.gpu_cache,
-        config.gpu_reserve,
+        client_reserve(config, index),
         open_device,
+        config.vram,
     )
+
+
+def gpu_residents(config: StreamdConfig, index: GgufIndex) -> Residents:
+    total_bytes = gpu_resident_layout(resident_tensors(index)).total_bytes
+    layers = streamable_layers(index)
+    layer_bytes = {number: layout.total_bytes for number, layout in layers.items()}
+    return Residents(total_bytes, layer_bytes, config.gpu_resident)
+
+
+def client_reserve(config: StreamdConfig, index: GgufIndex) -> int:
+    """Bytes of GPU memory left to the clients besides a context."""
+    if config.gpu_reserve is not None:
+        return config.gpu_reserve
+    return client_bytes(index, config.ctx, config.chunk)
 
 
 def read_align(files: list[OpenFile], on_gpu: bool) -> int:
@@ -174,55 +260,7 @@ def now_ms() -> float:
     return time.monotonic() * 1000
 
 
-def plan_model(config: StreamdConfig) -> dict[str, object]:
-    """What `streamd plan` says: the tiers' placement, nothing allocated."""
-    index = GgufIndex.open(config.model)
-    experts = ExpertIndex.from_gguf(index)
-    tensors = resident_tensors(index)
-    resident_bytes = gpu_resident_layout(tensors).total_bytes
-    found = find_gpu(config, experts, resident_bytes, CudaDevice)
-    with ExitStack() as stack:
-        align = read_align(_open_files(index, stack), on_gpu=found is not None)
-    residents = resident_layout(tensors, align)
-    available_bytes = available_memory_bytes()
-    lane_count = LANE_COUNT if found is not None else 0
-    plan = plan_host(
-        experts, align, config.host_cache, residents.total_bytes, available_bytes, lane_count
-    )
-    return {
-        "model": str(config.model),
-        "floor_bytes": plan.floor_bytes,
-        "full_bytes": plan.full_bytes,
-        "budget_bytes": plan.budget_bytes,
-        "host_bytes": plan.layout.total_bytes,
-        "resident_bytes": residents.total_bytes,
-        "available_bytes": available_bytes,
-        "experts": sum(c.expert_count for c in experts.classes),
-        "slots": plan.layout.slot_count,
-        "class_slots": list(plan.layout.class_slot_counts),
-        "wave_experts": list(plan.wave_experts),
-        "gpu": None if found is None else _gpu_values(*found),
-    }
-
-
-def _gpu_values(device: GpuDevice, plan: GpuPlan) -> dict[str, object]:
-    device.close()
-    return {
-        "device": device.name,
-        "ordinal": device.ordinal,
-        "floor_bytes": plan.floor_bytes,
-        "full_bytes": plan.full_bytes,
-        "budget_bytes": plan.budget_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "reserve_bytes": plan.reserve_bytes,
-        "free_bytes": plan.free_bytes,
-        "taken_bytes": plan.taken_bytes,
-        "class_slots": list(plan.layout.class_slot_counts),
-        "wave_experts": list(plan.wave_experts),
-    }
-
-
-def _open_files(index: GgufIndex, stack: ExitStack) -> list[OpenFile]:
+def open_files(index: GgufIndex, stack: ExitStack) -> list[OpenFile]:
     files = []
     for path, fingerprint in zip(index.paths, index.fingerprints, strict=True):
         file = open_file(path)
@@ -232,29 +270,3 @@ def _open_files(index: GgufIndex, stack: ExitStack) -> list[OpenFile]:
             log.warning("%s is read through the page cache: %s", path, file.reason)
         files.append(file)
     return files
-
-
-def _make_reader(
-    files: list[OpenFile], align: int, config: StreamdConfig, stack: ExitStack
-) -> Reader:
-    best = load_best(drive_of(files[0].path), DEPTH_MAX)
-    name, depth = config.io.engine, config.io_depth
-    if best is not None:
-        name = best.engine if name == AUTO else name
-        depth = depth or best.depth
-        log.info("bench-io found %s at depth %d best for this drive", best.engine, best.depth)
-    depth = depth or DEFAULT_DEPTH
-    try:
-        engine, report = choose_engine(name, depth)
-    except ConfigError:
-        if config.io.engine != AUTO:
-            raise
-        engine, report = choose_engine(AUTO, depth)  # what was best once does not work any more
-    for line in report:
-        log.info("%s", line)
-    if config.io.paced_bytes_per_s is not None:
-        engine = PacedEngine(engine, config.io.paced_bytes_per_s)
-        log.warning("I/O is %s: for benchmarks", engine.name)
-    reader = Reader(engine, files, depth, align_bytes=align)
-    stack.callback(reader.close)
-    return reader

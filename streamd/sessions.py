@@ -88,10 +88,15 @@ class Sessions:
 
     def of_ticket(self, ticket: int) -> Session:
         """Raises ClientRevoked for a ticket that is not, or no longer, served."""
-        session = self._by_ticket.get(ticket)
-        if session is None or session.revoked:
+        session = self.find(ticket)
+        if session is None:
             raise ClientRevoked("the daemon does not know this client any more", "attach again")
         return session
+
+    def find(self, ticket: int) -> Session | None:
+        """None for a ticket that is not, or no longer, served."""
+        session = self._by_ticket.get(ticket)
+        return None if session is None or session.revoked else session
 
     def of_number(self, number: int) -> Session:
         return self._by_number[number]

@@ -1,6 +1,5 @@
 """An NVIDIA GPU through cuda-bindings: shared memory, pinned host memory, copies."""
 
-import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -16,12 +15,12 @@ from shared.cuda import (
     device_uuid,
     fd_handle_type,
     load_driver,
+    pin_host,
     shareable,
+    unpin_host,
 )
 from shared.errors import ConfigError, GpuError, StreamError
 from streamd.gpu.device import Copy
-
-log = logging.getLogger(__name__)
 
 NAME_LENGTH = 96
 
@@ -105,14 +104,10 @@ class CudaDevice:
         return CudaMemory(self._driver, self.ordinal, size_bytes)
 
     def pin(self, address: int, size_bytes: int) -> bool:
-        status, *_ = self._driver.cuMemHostRegister(address, size_bytes, 0)
-        if status == self._driver.CUresult.CUDA_SUCCESS:
-            return True
-        log.debug("host memory cannot be pinned: %s", status)
-        return False
+        return pin_host(self._driver, address, size_bytes)
 
     def unpin(self, address: int) -> None:
-        call(self._driver, "cuMemHostUnregister", address)
+        unpin_host(self._driver, address)
 
     # Copies
 

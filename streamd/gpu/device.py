@@ -30,13 +30,37 @@ class GpuMemory(Protocol):
         """Nothing uses it here any more; it stays as long as another process maps it."""
 
 
-class GpuDevice(Protocol):
+class CopyQueue(Protocol):
     """Used by one thread, which calls `reap` again and again while `copying`.
 
     CUDA has no event that can be polled together with sockets. On an H200, 5 MB are known to be
     there 122 us after `submit` by spinning, 132 us by looking every 50 us, 208 us through a thread
     that waits in the driver, and 226 us through cuLaunchHostFunc and an eventfd: so we look.
     """
+
+    def submit(self, token: int, copies: Sequence[Copy]) -> None:
+        """Queue copies; `reap` returns `token` once all of them are done.
+
+        GpuError if they cannot be queued: nothing is under way then, and the token never comes.
+        """
+        ...
+
+    def reap(self) -> list[tuple[int, StreamError | None]]:
+        """Tokens whose copies have ended, in the order of `submit`, and what went wrong."""
+        ...
+
+    @property
+    def copying(self) -> bool:
+        """Whether tokens have yet to come."""
+        ...
+
+    def drain(self) -> None:
+        """Wait until no copy is under way; `reap` tells how they went."""
+        ...
+
+
+class GpuDevice(CopyQueue, Protocol):
+    """One GPU; its copies are those of CopyQueue."""
 
     @property
     def ordinal(self) -> int: ...
@@ -70,25 +94,5 @@ class GpuDevice(Protocol):
         ...
 
     def unpin(self, address: int) -> None: ...
-
-    def submit(self, token: int, copies: Sequence[Copy]) -> None:
-        """Queue copies; `reap` returns `token` once all of them are done.
-
-        GpuError if they cannot be queued: nothing is under way then, and the token never comes.
-        """
-        ...
-
-    def reap(self) -> list[tuple[int, StreamError | None]]:
-        """Tokens whose copies have ended, in the order of `submit`, and what went wrong."""
-        ...
-
-    @property
-    def copying(self) -> bool:
-        """Whether tokens have yet to come."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until no copy is under way; `reap` tells how they went."""
-        ...
 
     def close(self) -> None: ...

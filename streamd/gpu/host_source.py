@@ -53,6 +53,12 @@ class HostSource:
             self._refused = True
             log.warning("the driver pins no more host memory: uploads are slower from here on")
 
+    def unpin(self, slot: int) -> None:
+        """Let a slot go whose memory is about to be given back."""
+        if self._pinned[slot]:
+            self._device.unpin(int(self._stretches[slot, 0, 0]))
+            self._pinned[slot] = False
+
     def close(self) -> None:
         for slot, pinned in enumerate(self._pinned):
             if pinned:
