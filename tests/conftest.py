@@ -27,6 +27,21 @@ def _helper(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What daemons keep for later starts stays out of the user's home."""
+    path = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known_hot(_state_home: Path) -> None:
+    """No test's daemon starts warm from another one's."""
+    for hot_list in _state_home.glob("streamd/hot-*.npz"):
+        hot_list.unlink()
+
+
 @pytest.fixture(scope="session")
 def gguf_factory() -> ModuleType:
     """Small valid models to change and write: see tools/gguf_factory.py."""
