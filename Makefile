@@ -9,6 +9,8 @@ ARGS ?=
 VENV := .venv
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
+# Set-up compiles these, so that no answer waits for it.
+COMPILED := $(wildcard infer/kernels/*.py) infer/compiled_lookup.py
 
 # By way of the environment: quotes, dollars and backticks in a prompt are no commands.
 export CHAT_PROMPT := $(value PROMPT)
@@ -31,11 +33,11 @@ check: $(DEV_READY)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-$(READY): pyproject.toml constraints.txt tools/setup.sh
+$(READY): pyproject.toml constraints.txt tools/setup.sh $(COMPILED)
 	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV) run
 	@touch $@
 
-$(DEV_READY): pyproject.toml constraints.txt tools/setup.sh
+$(DEV_READY): pyproject.toml constraints.txt tools/setup.sh $(COMPILED)
 	@PYTHON="$(PYTHON)" tools/setup.sh $(VENV) dev
 	@touch $@ $(READY)
 

@@ -2,13 +2,15 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from infer.config import ChatConfig, DraftConfig, ModelConfig
-from infer.session import Session
+from infer.session import SHARED_CHOICES, Session
 from infer.signals import ended_by_signals, leave_at_once
 from shared.command import EXIT_INTERRUPTED, run_command
 from shared.completion import SHELLS, completion_script
+from shared.daemon_options import DaemonOptions
 from shared.options import add_options, build, given
 
 # As in infer.commands.selftest, which imports much.
@@ -44,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_chat(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     chat = commands.add_parser("chat", help="talk to a model")
-    add_options(chat, ChatConfig)
     chat.add_argument("-p", "--prompt", metavar="TEXT", help="answer this and exit")
+    _add_options(chat, ChatConfig)
     chat.set_defaults(run=_chat)
 
 
@@ -64,10 +66,14 @@ def _add_measurements(commands: "argparse._SubParsersAction[argparse.ArgumentPar
     perplexity = commands.add_parser("perplexity", help="mean negative log-likelihood of a text")
     perplexity.add_argument("--file", required=True, type=Path, metavar="FILE.txt", help="UTF-8")
     bench = commands.add_parser("bench", help="tokens per second")
-    bench.add_argument("-p", "--prompt", type=_positive, default=128, metavar="N", help="tokens")
-    bench.add_argument("-n", "--decode", type=_positive, default=128, metavar="N", help="tokens")
+    bench.add_argument("-p", "--prompt", type=_whole(1), default=128, metavar="N", help="tokens")
+    bench.add_argument("-n", "--decode", type=_whole(1), default=128, metavar="N", help="tokens")
     bench.add_argument(
-        "--warmup", type=int, default=1, metavar="N", help="unmeasured rounds before (default 1)"
+        "--warmup",
+        type=_whole(0),
+        default=1,
+        metavar="N",
+        help="unmeasured rounds before (default 1)",
     )
     bench.add_argument(
         "--profile", action="store_true", help="one more round, with the time of each part"
@@ -77,10 +83,22 @@ def _add_measurements(commands: "argparse._SubParsersAction[argparse.ArgumentPar
         (perplexity, "perplexity", ModelConfig),
         (bench, "bench", DraftConfig),
     ):
-        add_options(command, options)
+        if command is not logits:
+            command.add_argument("--json", action="store_true", help="for programs")
+        _add_options(command, options)
         command.set_defaults(run=_measure, measurement=name, options=options)
-    for command in (perplexity, bench):
-        command.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_options(command: argparse.ArgumentParser, options: type[ModelConfig]) -> None:
+    add_options(
+        command.add_argument_group("the model, and what is asked of it"), options, DaemonOptions
+    )
+    daemon = command.add_argument_group(
+        "the daemon",
+        f"Of these a daemon that runs already leaves {', '.join(SHARED_CHOICES)} to this command;"
+        " the others are for one that is started for it.",
+    )
+    add_options(daemon, DaemonOptions)
 
 
 def _add_looks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -104,18 +122,22 @@ def _add_looks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     selftest.add_argument(
         "--device", default="auto", metavar="auto|cpu|cuda:0", help="default: a GPU if there is one"
     )
-    selftest.add_argument("--threads", type=_positive, metavar="N", help="CPU threads")
+    selftest.add_argument("--threads", type=_whole(1), metavar="N", help="CPU threads")
     selftest.set_defaults(run=_selftest)
     completion = commands.add_parser("completion", help="what your shell completes, to be sourced")
     completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("give 1 or more")
-    return value
+def _whole(least: int) -> Callable[[str], int]:
+    """Parses whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"give a whole number, {least} or more")
+        return int(text)
+
+    return parse
 
 
 # Imports are made where they are used: numba and torch take a second that `--help` need not wait.

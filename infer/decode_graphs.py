@@ -89,7 +89,7 @@ class DecodeGraphs:
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """What the host spent on a step's graphs until now, by part."""
+        """What the host spent on steps until now, by part."""
         return {part_names.LAUNCHES: self.times.graphs_s, part_names.GPU: self.times.gpu_s}
 
     def decode(self, token: int) -> npt.NDArray[np.float32]:
@@ -121,12 +121,11 @@ class DecodeGraphs:
 
     def _run(self, token: int, position: int) -> None:
         times, clock = self.times, time.perf_counter
-        control = self._control
-        if position >= self._span:
-            control[:] = token, position, 0
+        if not self._stages or position >= self._span:
+            self._control[:] = token, position, 0
             self._record_all(position)
         self._step += 1
-        control[:] = token, position, self._step
+        self._control[:] = token, position, self._step
         self._answers.begin_step(self._step)
         foresight, missed = self._model.foresight, False
         # Where nothing was missing in the last token, guesses cost and bring nothing.
@@ -202,7 +201,7 @@ class DecodeGraphs:
         """For steps up to a position, and more where a longer span costs nothing."""
         context = self._kv.context
         span = max(LEAST_SPAN, 1 << position.bit_length()) if self._reads_span else context
-        self._span = min(span, context)
+        self._span, self._stages = min(span, context), []  # none, should recording be broken off
         pool = torch.cuda.graph_pool_handle()
         moes = iter(enumerate(self._moes))
         before: int | None = None

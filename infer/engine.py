@@ -1,8 +1,7 @@
 """The engine: one model, one sequence. Prompt in, logits out, a token at a time or in chunks."""
 
-import gc
-import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,22 +24,20 @@ from infer.families import Parts, family_of
 from infer.families.parts import Instrument
 from infer.kernels.choose import choose_kernels
 from infer.kernels.scratch import KernelBounds
+from infer.lifeline import Lifeline
 from infer.model import ModelShape
 from infer.predict import Predictor
 from infer.prefetch import Prefetch
 from infer.recovery import Recovery
 from infer.resident_weights import open_streamed, open_weights
 from shared.client_memory import DEFAULT_CONTEXT
-from shared.errors import ConfigError, DaemonLost, GpuError, RequestError
+from shared.errors import ConfigError, GpuError, RequestError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
 
 if TYPE_CHECKING:
     from infer.decode_graphs import DecodeGraphs
     from infer.decode_program import DecodeProgram
-
-# Daemons that end during one and the same chunk of tokens; then it is the chunk.
-MAX_LOSSES = 5
 
 T = TypeVar("T")
 
@@ -63,7 +60,6 @@ class Engine:
     ) -> None:
         self._index, self._config, self._instrument = index, config, instrument
         self.recovery = recovery
-        self._lost: DaemonLost | None = None
         self._family = family_of(index)
         self.shape = self._family.read_shape(index)
         self.exact = config.exact
@@ -71,6 +67,7 @@ class Engine:
         context = _context(config.ctx, self.shape.context_length)
         self._experts = ExpertIndex.from_gguf(index)
         self.client = attach(name, index, self._experts, config.device)
+        self._lifeline = Lifeline(self.client, recovery, self._bind_again, self._unbind)
         try:
             self.device = torch.device(self.client.mapping.device)
             self.chunk = self._choose_chunk(config.chunk, context, self._experts.top_k)
@@ -101,50 +98,28 @@ class Engine:
         self.graphs = self._decode_graphs()
         self.mtp = self._family.build_mtp(parts) if config.wanted_mtp else None
 
-    def redo_if_lost(self, compute: Callable[[], T]) -> T:
-        """`compute()`, and again on the next daemon if this one ends meanwhile.
+    def _bind_again(self) -> None:
+        if (device := torch.device(self.client.mapping.device)) != self.device:
+            raise GpuError(
+                f"the daemon has come back on {device}, not {self.device}",
+                "start this again; a chat's past is kept unless --kv-sessions is off",
+            )
+        self._bind()
 
-        It must leave no trace where it fails. Raises DaemonLost when no daemon comes back, and what
-        keeps the next one from serving us: ModelChanged, ProtocolMismatch, GpuError, PlanError.
-        """
-        lost_at_s: float | None = None
-        for _ in range(MAX_LOSSES):
-            try:
-                if self._lost is not None:
-                    self._return()
-                return compute()
-            except DaemonLost as error:
-                if self.recovery is None:
-                    raise
-                self._lost = _without_frames(error)
-            lost_at_s = lost_at_s or time.monotonic()
-            self._let_go()
-            self.recovery.wait(self._lost, lost_at_s)
-        raise self._lost
-
-    def _let_go(self) -> None:
-        """Free the daemon's memory, as the next daemon needs it, and what knows of it."""
+    def _unbind(self) -> None:
+        """Drop what `_bind` has built; from any thread."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # makes its context this thread's too
         for name in ("model", "kernels", "prefetch", "graphs", "mtp"):
             self.__dict__.pop(name, None)
-        self.client.detach()
-        gc.collect()
 
-    def _return(self) -> None:
-        """Attach to the daemon that has come back."""
-        try:
-            self.client.attach()
-            if (device := torch.device(self.client.mapping.device)) != self.device:
-                raise GpuError(
-                    f"the daemon has come back on {device}, not {self.device}",
-                    "start this again; a chat's past is kept unless --kv-sessions is off",
-                )
-            self._bind()
-        except BaseException:
-            self._let_go()
-            raise
-        self._lost = None
-        if self.recovery is not None:
-            self.recovery.tell("the daemon is back: going on")
+    def redo_if_lost(self, compute: Callable[[], T]) -> T:
+        """See Lifeline; it is for whatever asks the daemon or computes with `model` or `mtp`."""
+        return self._lifeline.redo_if_lost(compute)
+
+    def idle(self) -> AbstractContextManager[None]:
+        """While nothing is computed."""
+        return self._lifeline.idle()
 
     def _prefetch(self) -> Prefetch | None:
         """Reading ahead, which the model tells what it comes to."""
@@ -222,8 +197,8 @@ class Engine:
         if self.graphs is not None and len(ids) == 1 and tap is None:
             return self.graphs.decode(ids[0])[np.newaxis]
         chunk = torch.tensor(ids, dtype=torch.int64, device=self.device)
-        seen = _both(tap, self.watcher if len(ids) > 1 else None)
-        logits = self.model.forward(chunk, self.kv, self.exact, last_only, seen)
+        watcher = self.watcher if len(ids) > 1 else None
+        logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap, watcher)
         return logits.cpu().numpy()
 
     def check(self, ids: Sequence[int]) -> None:
@@ -237,23 +212,6 @@ class Engine:
                     f"tokens are 0 to {self.shape.vocab_size - 1}",
                 )
         self.kv.make_room(len(ids))
-
-
-def _without_frames(error: DaemonLost) -> DaemonLost:
-    """The same error without what it was raised from: frames keep the daemon's memory mapped."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
-
-
-def _both(first: Tap | None, second: Tap | None) -> Tap | None:
-    if first is None or second is None:
-        return first or second
-
-    def tap(name: str, values: torch.Tensor) -> None:
-        first(name, values)
-        second(name, values)
-
-    return tap
 
 
 def kernel_bounds(

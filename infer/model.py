@@ -95,13 +95,16 @@ class Layer:
         exact: bool,
         tap: Tap | None = None,
         foresight: Foresight | None = None,
+        last_only: bool = False,
     ) -> Tensor:
-        """x [n, width] -> [n, width]; row i of x stands at position start + i of layer `number` of
-        the cache."""
+        """x [n, width] -> [n, width], or with last_only its last row alone; row i of x stands at
+        position start + i of layer `number` of the cache."""
         normed = kernels.rms_norm(x, self.attention_norm, eps)
         mixed = self.attention.forward(normed, number, kv, start, exact, tap)
         if tap is not None:
             tap(f"attn_out.{number}", mixed)
+        if last_only:
+            x, mixed = x[-1:], mixed[-1:]
         x = x + mixed
         normed = kernels.rms_norm(x, self.ffn_norm, eps)
         if isinstance(self.ffn, MoeFfn):
@@ -137,25 +140,40 @@ class Model:
         return all(hasattr(layer.attention, "step") for layer in self.layers)
 
     def forward(
-        self, ids: Tensor, kv: Cache, exact: bool, last_only: bool, tap: Tap | None = None
+        self,
+        ids: Tensor,
+        kv: Cache,
+        exact: bool,
+        last_only: bool,
+        tap: Tap | None = None,
+        watcher: Tap | None = None,
     ) -> Tensor:
         """ids int64 [n] at the positions after those in `kv` -> logits [n or 1, vocab].
 
-        `kv` is advanced; after an exception it is as before.
+        `kv` is advanced; after an exception it is as before. Where only the last logits are wanted,
+        the last layer's feed-forward block computes nothing else, unless a tap sees it. A watcher
+        hears of the hidden states as a tap does, but may count them only.
         """
         kernels, eps, start = self._kernels, self.shape.eps, kv.length
+        last_layer = len(self.layers) - 1 if last_only and tap is None else None
         x = kernels.embed(self.embedding, ids)
         for number, layer in enumerate(self.layers):
             if tap is not None:
                 tap(f"hidden.{number}", x)
+            if watcher is not None:
+                watcher(f"hidden.{number}", x)
             self.turns.enter(number)
-            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, self.foresight)
+            ends = number == last_layer
+            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, self.foresight, ends)
             self.turns.leave(number)
-        kv.length = start + len(ids)
+        if watcher is not None:
+            watcher(f"hidden.{len(self.layers)}", ids)
         if tap is not None:
             x = kernels.rms_norm(x, self.output_norm, eps)
             tap(f"hidden.{len(self.layers)}", x)
             x = x[-1:] if last_only else x
         else:
             x = kernels.rms_norm(x[-1:] if last_only else x, self.output_norm, eps)
-        return kernels.linear(x, self.output, exact)[0]
+        logits = kernels.linear(x, self.output, exact)[0]
+        kv.length = start + len(ids)
+        return logits

@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,19 +44,7 @@ class Round(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
-    parser.add_argument(
-        "--llama-python", type=Path, required=True, help="a Python that has xllamacpp"
-    )
-    parser.add_argument("-p", "--prompt", type=int, default=128, metavar="N", help="tokens")
-    parser.add_argument("-n", "--decode", type=int, default=64, metavar="N", help="tokens")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args()
+    options = parser().parse_args()
     if not options.json:
         print(f"{options.threads} threads, prompt {options.prompt}, decode {options.decode}")
     try:
@@ -66,9 +55,25 @@ def main() -> None:
         print(json.dumps(results))
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("models", nargs="+", type=Path, metavar="MODEL.gguf")
+    made.add_argument(
+        "--llama-python", type=Path, required=True, help="a Python that has xllamacpp"
+    )
+    made.add_argument("-p", "--prompt", type=int, default=128, metavar="N", help="tokens")
+    made.add_argument("-n", "--decode", type=int, default=64, metavar="N", help="tokens")
+    made.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    made.add_argument("--rounds", type=int, default=5, metavar="N")
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made
+
+
 def _compare(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     config = ModelConfig(model=model, threads=options.threads, ctx=options.prompt + options.decode)
-    with Session(config) as session, _llama(model, options) as ask:
+    with Session(config) as session, llama(model, options) as ask:
         decoding, prompt = Decoding(session.engine), _prompt(session, options.prompt)
 
         def ours() -> Times:
@@ -134,32 +139,28 @@ def _prompt(session: Session, count: int) -> list[int]:
 
 
 @contextmanager
-def _llama(model: Path, options: argparse.Namespace):
+def llama(model: Path, options: argparse.Namespace) -> Iterator[Callable[[Any], dict[str, float]]]:
     """Asks a worker that has loaded the model; it ends with the block."""
     context = options.prompt + options.decode + 8
     command = [options.llama_python, WORKER, model, options.threads, context]
-    worker = subprocess.Popen(
+    with subprocess.Popen(
         list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    ) as worker:
 
-    def line() -> str:
-        text = worker.stdout.readline()
-        if not text:
-            sys.exit(f"llama.cpp's worker has ended: exit code {worker.wait()}")
-        return text
+        def line() -> str:
+            text = worker.stdout.readline()
+            if not text:
+                sys.exit(f"llama.cpp's worker has ended: exit code {worker.wait()}")
+            return text
 
-    def ask(request: dict[str, Any]) -> dict[str, float]:
-        worker.stdin.write(json.dumps(request) + "\n")
-        worker.stdin.flush()
-        return json.loads(line())
+        def ask(request: dict[str, Any]) -> dict[str, float]:
+            worker.stdin.write(json.dumps(request) + "\n")
+            worker.stdin.flush()
+            return json.loads(line())
 
-    try:
         while line().strip() != "ready":
             pass
         yield ask
-    finally:
-        worker.stdin.close()
-        worker.wait()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,7 @@ def mtp_logits(
 def perplexity(arguments: argparse.Namespace, session: Session) -> int:
     """Mean negative log-likelihood of a text, BOS in front where the vocabulary has one."""
     try:
-        text = arguments.file.read_text()
+        text = arguments.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {arguments.file}: {error}", "check --file") from error
     tokenizer = session.tokenizer
@@ -90,20 +90,29 @@ def _negative_log_likelihood(session: Session, ids: list[int]) -> float:
     total = 0.0
     window = engine.kv.context
     started_s = shown_s = time.monotonic()
-    for first in range(0, len(ids) - 1, window):
-        engine.kv.truncate(0)
-        inputs, targets = ids[first : first + window], ids[first + 1 : first + window + 1]
-        rows = torch.from_numpy(engine.logits(inputs)[: len(targets)]).double()
-        chosen = torch.log_softmax(rows, -1).gather(1, torch.tensor(targets)[:, None])
-        total -= float(chosen.sum())
+    for first, last in _parts(len(ids) - 1, window, engine.logits_chunk):
+        if first % window == 0:
+            engine.kv.truncate(0)
+        rows = torch.from_numpy(engine.logits(ids[first:last])).double()
+        targets = torch.tensor(ids[first + 1 : last + 1])
+        total -= float(torch.log_softmax(rows, -1).gather(1, targets[:, None]).sum())
         now_s = time.monotonic()
         if now_s - shown_s > 1 and sys.stderr.isatty():
             shown_s = now_s
-            done = min(first + window, len(ids))
-            print(
-                f"\r{done} of {len(ids)} tokens, {now_s - started_s:.0f} s", end="", file=sys.stderr
-            )
+            text = f"{last} of {len(ids)} tokens, {now_s - started_s:.0f} s"
+            print(f"\r{text}", end="", file=sys.stderr, flush=True)
+    if shown_s > started_s:
+        print(file=sys.stderr)
     return total
+
+
+def _parts(token_count: int, window: int, most: int) -> Iterator[tuple[int, int]]:
+    """First and last token of stretches of at most `most` that cross no border of a window: logits
+    of no more tokens than that are in memory at once."""
+    for begin in range(0, token_count, window):
+        end = min(begin + window, token_count)
+        for first in range(begin, end, most):
+            yield first, min(first + most, end)
 
 
 def bench(arguments: argparse.Namespace, session: Session) -> int:

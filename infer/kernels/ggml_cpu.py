@@ -33,11 +33,16 @@ class GgmlKernels:
 
     Nothing is allocated in a call but its result. The default arithmetic quantises activations to
     8 bit (16 bit beside 16-bit weights, none beside F32); `exact` dequantises weights instead. Bits
-    depend on neither the threads nor what else is in a call.
+    depend on neither the threads nor what else is in a call, but for many tokens in the default
+    arithmetic: those are multiplied as `tiled_matmul` says, and their number matters.
     """
 
-    def __init__(self, bounds: KernelBounds, threads: int | None = None) -> None:
+    def __init__(
+        self, bounds: KernelBounds, threads: int | None = None, tiles: bool | None = None
+    ) -> None:
         """For calls within `bounds`; `threads` by default as many as there are processors.
+
+        tiles: whether many tokens are multiplied by `TiledMatmul`; by default where it is fast.
 
         ConfigError where ggml's library cannot be used on this machine.
         """
@@ -46,11 +51,11 @@ class GgmlKernels:
         scratch = Scratch()
         inputs = piece_values(bounds.columns, bounds.tokens)
         activations = Activations(library, team, scratch, inputs)
-        tiled = TiledMatmul(library, team.threads)
+        tiled = TiledMatmul(library, team.threads, tiles)
         matmul = Matmul(team, scratch, max(bounds.columns, bounds.expert_columns))
         self.threads = team.threads
         self._team = team
-        self._library = library
+        self.library = library
         self._scratch = scratch
         self._linear = GgmlLinear(library, activations, matmul, tiled, scratch, bounds)
         self._tiled = tiled
@@ -141,7 +146,7 @@ class GgmlKernels:
     @contextmanager
     def recorded(self) -> Iterator[Recorder]:
         """Inside, calls compute nothing: the recorder makes a `Program` of them."""
-        recorder = Recorder(self._team.at, self._library.activation_format(TensorType.F16))
+        recorder = Recorder(self._team.at, self.library.activation_format(TensorType.F16))
         run, self._team.run = self._team.run, recorder.note
         try:
             with recorder:

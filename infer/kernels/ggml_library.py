@@ -18,6 +18,7 @@ from pathlib import Path
 import llvmlite.binding
 import numpy as np
 
+from infer.kernels.compiled_grids import TO_FLOAT
 from shared.errors import ConfigError, UnsupportedModel
 from shared.quants import GEOMETRY, TensorType, row_bytes
 
@@ -142,10 +143,11 @@ class GgmlLibrary:
         return ActivationFormat(cpu.from_float, base.block_weights, base.block_bytes)
 
     def _to_float(self, type_id: int, generic: int) -> int:
-        """The table's entry for F16 goes value by value; the CPU library has a vector one."""
+        """The table's entries for F16 and for grids go value by value. The CPU library has a vector
+        function for F16, we for the others."""
         if type_id == TensorType.F16:
             return ctypes.cast(self._cpu.ggml_cpu_fp16_to_fp32, ctypes.c_void_p).value or generic
-        return generic
+        return TO_FLOAT.get(type_id, generic)
 
     def _require_instructions(self, host: Mapping[str, bool]) -> None:
         for name, feature in _INSTRUCTION_SETS.items():

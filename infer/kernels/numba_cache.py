@@ -37,8 +37,17 @@ def worker(function: Callable[..., Any]) -> int:
 
     Every thread of a team calls it with the same job and takes items until none are left.
     """
+    return _address("void(int64)", function)
+
+
+def converter(function: Callable[..., Any]) -> int:
+    """As `worker`, of `function(source: int64, target: int64, count: int64)`."""
+    return _address("void(int64, int64, int64)", function)
+
+
+def _address(signature: str, function: Callable[..., Any]) -> int:
     with _cache_directory() as cached:
-        compiled = numba.cfunc("void(int64)", cache=cached, **_OPTIONS)(function)
+        compiled = numba.cfunc(signature, cache=cached, **_OPTIONS)(function)
     _KEPT.append(compiled)
     return compiled.address
 

@@ -3,8 +3,9 @@
 In bfloat16, and only where the processor multiplies that in hardware: there it is four to ten times
 as fast as a vec_dot for each pair of rows (160 to 220 G products/s a core against 10 to 35), and
 nearer to float64 too, since eight bits of mantissa lose less than an eight-bit integer that shares
-its scale with 32 or 256 others. In float32 nothing was won on types that dequantise slowly, and
-little on the others (45 to 50 G products/s), so other processors stay with vec_dot.
+its scale with 32 or 256 others. Float32 (45 to 50 G products/s) would win little, and so would
+ggml's products of repacked rows (58 to 65, for a few types, behind a repacking in each call): other
+processors stay with vec_dot.
 
 A tile is dequantised once for all tokens, which pays from `least_tokens` on. A token's bits depend
 on how many others are multiplied with it, but on neither the threads nor on what is resident.
@@ -33,17 +34,21 @@ _TILE_WEIGHTS = 1 << 19  # a megabyte: stays in a second-level cache
 _TILE_ROWS = 16  # and multiples of it
 # Inputs of one call: bounds the memory that they take, and the time until Ctrl-C is heard.
 _PIECE_VALUES = 1 << 22
-# By `tools/bench_cpu_kernels.py`: these dequantise at 0.3 to 0.7 Gweights/s, the others at 1 to 4.
-_LEAST_TOKENS = 32
-_LEAST_TOKENS_SLOW = 80
+# Twice as many as make up for dequantising, at 1.5 to 3.5 Gweights/s a core; more for types that
+# lose more by that, or are faster in vec_dot.
+_LEAST_TOKENS = 20
+_LEAST_TOKENS_BY_TYPE = {
+    **dict.fromkeys(
+        (
+            *(TensorType.Q2_K, TensorType.Q3_K, TensorType.Q6_K, TensorType.Q5_0, TensorType.Q5_1),
+            *(TensorType.MXFP4, TensorType.NVFP4, TensorType.IQ4_XS),
+        ),
+        40,
+    ),
+    TensorType.IQ4_NL: 96,
+}
 # Beside these vec_dot keeps more of the inputs than bfloat16 has.
 _PRECISE_TYPES = frozenset({TensorType.F32, TensorType.F16})
-_SLOW_TYPES = frozenset(
-    {
-        *(TensorType.IQ2_XXS, TensorType.IQ2_XS, TensorType.IQ2_S),
-        *(TensorType.IQ3_XXS, TensorType.IQ3_S, TensorType.IQ4_NL),
-    }
-)
 
 
 @kernel("void(int64, int64, int64, int64, int64, int64, int64, int64)")
@@ -63,9 +68,8 @@ def multiplies_bf16() -> bool:
 
 def least_tokens(type_ids: Sequence[int]) -> int:
     """From how many tokens on a product with matrices of these types is faster by tiles."""
-    if any(type_id in _SLOW_TYPES for type_id in type_ids):
-        return _LEAST_TOKENS_SLOW
-    return _LEAST_TOKENS
+    counts = [_LEAST_TOKENS_BY_TYPE.get(type_id, _LEAST_TOKENS) for type_id in type_ids]
+    return sum(counts) // len(counts)
 
 
 class TiledMatmul:

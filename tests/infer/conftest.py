@@ -119,6 +119,10 @@ class LocalModel:
     def check(self, ids) -> None:
         self.kv.make_room(len(ids))
 
+    def redo_if_lost(self, compute):
+        """There is no daemon to lose."""
+        return compute()
+
     def extend(self, ids, tap=None) -> np.ndarray:
         return self.logits(ids, tap)[-1]
 

@@ -224,3 +224,37 @@ def test_a_failed_pass_leaves_a_state_to_go_on_from(chain):
     drafting.extend([*held[kept:], 4])
     assert engine.held[: engine.kv.length] == [*held, 4]
     assert [token for token, _ in engine.mtp.rows] == [*held, 4][1:]
+
+
+class _BreaksOffBlock:
+    """Ctrl-C while the block computes its rows, which the model's are there for already."""
+
+    def __init__(self, block):
+        self._block = block
+        self.breaks = False
+        self.cache = block
+
+    def forward(self, *arguments, **names):
+        if self.breaks:
+            raise KeyboardInterrupt
+        return self._block.forward(*arguments, **names)
+
+
+def test_rows_that_a_broken_off_pass_lacks_are_not_vouched_for(chain):
+    engine = chain()
+    engine.mtp = block = _BreaksOffBlock(engine.mtp)
+    drafting, sampler = Drafting(engine), Sampler(SamplerConfig(temperature=1, seed=1))
+    drafting.extend([2, 0, 1])
+    assert drafting.whole_count == 3
+    block.breaks = True
+    with pytest.raises(KeyboardInterrupt):
+        drafting.extend([4, 3, 2])
+    assert engine.kv.length == 6
+    assert drafting.whole_count == 4, "rows of tokens 1 and 2, and two tokens that need none"
+    block.breaks = False
+    kept = drafting.rewind(6)
+    drafting.extend([2, 0, 1, 4, 3, 2, 1][kept:])
+    held = [2, 0, 1, 4, 3, 2, 1, *drawn(drafting, sampler, 8)]
+    assert engine.held[: len(held)] == held
+    rows = [token for token, _ in engine.mtp._block.rows]
+    assert rows == held[1 : 1 + len(rows)]

@@ -1,7 +1,11 @@
 """What is written comes back; what is damaged does not."""
 
+import struct
+
+import msgpack
 import pytest
 import torch
+import xxhash
 
 from infer.kv_cache import KvShape
 from infer.kv_file import Identity, KvFile, describe_planes, token_bytes, write
@@ -106,6 +110,51 @@ def test_blocks_that_change_places_are_noticed(small_blocks, tmp_path):
     path.write_bytes(head + second[-block_bytes:] + first)
     with KvFile(path) as file, pytest.raises(RequestError, match="block 0"):
         file.restore(planes, 6)
+
+
+def _with_head(path, **changes):
+    """Writes a file whose head is sound by its checksum and says something else."""
+    planes = _fill(_gqa())
+    write(path, _identity(planes), IDS, TALK, planes)
+    data = path.read_bytes()
+    head_bytes = int.from_bytes(data[12:16], "little")
+    head = msgpack.unpackb(data[24 : 24 + head_bytes], unicode_errors="surrogatepass") | changes
+    packed = msgpack.packb(head, unicode_errors="surrogatepass")
+    fixed = struct.pack("<8sIIQ", data[:8], 1, len(packed), xxhash.xxh3_64_intdigest(packed))
+    path.write_bytes(fixed + packed + data[24 + head_bytes :])
+    return planes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ids": b"abc"},
+        {"ids": b""},
+        {"ids": "text"},
+        {"identity": [1]},
+        {"identity": {"model": 1, "more": 2}},
+        {"block_tokens": 0},
+        {"block_tokens": float("inf")},
+        {"block_tokens": float("nan")},
+        {"block_tokens": "many"},
+        {"talk": 7},
+    ],
+)
+def test_a_head_that_makes_no_sense(changes, tmp_path):
+    _with_head(tmp_path / "a.kv", **changes)
+    with pytest.raises(RequestError, match="damaged or foreign"), KvFile(tmp_path / "a.kv"):
+        pass
+
+
+def test_a_head_cannot_ask_for_all_memory(tmp_path):
+    planes = _with_head(
+        tmp_path / "a.kv", ids=bytes(4 << 20), block_tokens=1 << 40, talk={"messages": []}
+    )
+    with (
+        KvFile(tmp_path / "a.kv") as file,
+        pytest.raises(RequestError, match="blocks are too large"),
+    ):
+        file.restore(planes, len(IDS))
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):

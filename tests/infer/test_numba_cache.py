@@ -1,6 +1,7 @@
 """Compiled kernels survive the process, and are made anew when a source changes."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -65,3 +66,21 @@ def test_hash_follows_every_source(tmp_path):
     assert source_hash(tmp_path) == before
     (tmp_path / "b.py").write_text("x = 3")
     assert source_hash(tmp_path) != before
+
+
+def test_set_up_compiles_every_kernel():
+    """So that no first answer waits for one: it imports each module that has compiled functions."""
+    root = Path(ggml_cpu.__file__).parents[2]
+    sources = [path for path in (root / "infer").rglob("*.py") if path.stem != "numba_cache"]
+    compiled = {
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for path in sources
+        if "infer.kernels.numba_cache import" in path.read_text()
+    }
+    assert len(compiled) > 8
+    statement = re.search(r"-c '(import infer.*)'", (root / "tools" / "setup.sh").read_text())
+    program = f"import sys; {statement[1]}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, cwd=root, capture_output=True, text=True
+    )
+    assert compiled <= set(done.stdout.split())

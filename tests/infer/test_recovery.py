@@ -1,6 +1,7 @@
 """Waiting for a daemon that has gone, and an engine that goes on with the next one."""
 
 import gc
+import select
 import time
 import weakref
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infer.engine import MAX_LOSSES, Engine
+from infer.lifeline import MAX_LOSSES, Lifeline
 from infer.recovery import Recovery
 from shared.errors import DaemonLost, ModelChanged
 from shared.runtime_dir import DaemonRecord, Endpoints, claim
@@ -78,41 +79,42 @@ def test_one_s_own_is_started_again_once(model):
 
 
 class _Memory:
-    """What a model is bound to."""
+    """What is bound to a daemon."""
 
 
 class _Client:
-    """Of a daemon that ends after some computations; the next one serves them."""
-
-    def __init__(self, engine: "_LosingEngine") -> None:
-        self._engine = engine
-
-    def detach(self) -> None:
-        self._engine.events.append("detach")
-
-
-class _LosingEngine(Engine):
-    """An engine without a model: only what it does when its daemon has gone."""
+    """Of daemons that end so many times while they are asked."""
 
     def __init__(self, loss_count: int, recovery: Recovery | None) -> None:
-        self.recovery = recovery
         self.events: list[str] = []
-        self.client = _Client(self)
-        self._lost = None
-        self._losses_left = loss_count
-        self.model = _Memory()
+        self.memory: _Memory | None = _Memory()
+        self.lifeline = Lifeline(self, recovery, self._bind, self._unbind)
+        self.losses_left = loss_count
 
     def compute(self) -> str:
-        memory = self.model
-        if self._losses_left:
-            self._losses_left -= 1
+        memory = self.memory
+        if self.losses_left:
+            self.losses_left -= 1
             raise DaemonLost(f"gone with {id(memory)}")
         return "done"
 
-    def _return(self) -> None:
+    def attach(self) -> None:
         self.events.append("attach")
-        self.model = _Memory()
-        self._lost = None
+
+    def detach(self) -> None:
+        self.events.append("detach")
+
+    def wait_for_end(self, wake_fd: int) -> DaemonLost | None:
+        if self.losses_left:
+            return DaemonLost("gone")
+        select.select([wake_fd], [], [])
+        return None
+
+    def _bind(self) -> None:
+        self.memory = _Memory()
+
+    def _unbind(self) -> None:
+        self.memory = None
 
 
 class _Patient(Recovery):
@@ -128,27 +130,27 @@ class _Patient(Recovery):
 
 def test_work_is_done_again_and_the_memory_is_free_before_the_wait():
     recovery = _Patient()
-    engine = _LosingEngine(2, recovery)
-    recovery.watched = weakref.ref(engine.model)
-    assert engine.redo_if_lost(engine.compute) == "done"
-    assert engine.events == ["detach", "attach", "detach", "attach"]
+    client = _Client(2, recovery)
+    recovery.watched = weakref.ref(client.memory)
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert client.events == ["detach", "attach", "detach", "attach"]
     assert recovery.alive == [False, False]
-    assert engine.redo_if_lost(engine.compute) == "done"
-    assert len(engine.events) == 4
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert len(client.events) == 4
 
 
 def test_without_a_recovery_it_is_lost_at_once():
-    engine = _LosingEngine(1, None)
+    client = _Client(1, None)
     with pytest.raises(DaemonLost):
-        engine.redo_if_lost(engine.compute)
-    assert engine.events == []
+        client.lifeline.redo_if_lost(client.compute)
+    assert client.events == []
 
 
 def test_what_ends_every_daemon_is_not_tried_for_ever():
-    engine = _LosingEngine(100, _Patient())
+    client = _Client(100, _Patient())
     with pytest.raises(DaemonLost):
-        engine.redo_if_lost(engine.compute)
-    assert engine.events.count("detach") == MAX_LOSSES
+        client.lifeline.redo_if_lost(client.compute)
+    assert client.events.count("detach") == MAX_LOSSES
 
 
 class _Interrupted(_Patient):
@@ -159,8 +161,32 @@ class _Interrupted(_Patient):
 
 
 def test_after_ctrl_c_in_a_wait_the_next_message_attaches():
-    engine = _LosingEngine(1, _Interrupted())
+    client = _Client(1, _Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        engine.redo_if_lost(engine.compute)
-    assert engine.redo_if_lost(engine.compute) == "done"
-    assert engine.events == ["detach", "attach"]
+        client.lifeline.redo_if_lost(client.compute)
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert client.events == ["detach", "attach"]
+
+
+def test_an_idle_client_lets_go_as_soon_as_its_daemon_ends():
+    client = _Client(1, _Patient())
+    with client.lifeline.idle():
+        end_s = time.monotonic() + 10
+        while client.events != ["detach"] and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert client.memory is None
+    client.losses_left = 0
+    with client.lifeline.idle():
+        pass  # there is nothing to watch
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert client.events == ["detach", "attach"]
+
+
+def test_an_idle_client_of_a_daemon_that_lives_keeps_everything():
+    client = _Client(0, _Patient())
+    memory = client.memory
+    for _ in range(3):
+        with client.lifeline.idle():
+            pass
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert (client.memory, client.events) == (memory, [])

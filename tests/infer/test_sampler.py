@@ -39,7 +39,7 @@ def expected_distribution(config, logits):
     if config.min_p:
         best = math.exp(logits[ranked[0]])
         ranked = [i for i in ranked if math.exp(logits[i]) >= config.min_p * best]
-    weights = {i: math.exp(logits[i] / config.temperature) for i in ranked}
+    weights = {i: math.exp(float(logits[i]) / config.temperature) for i in ranked}
     return {i: weight / math.fsum(weights.values()) for i, weight in weights.items()}
 
 

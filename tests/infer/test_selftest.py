@@ -50,7 +50,7 @@ def test_single_checks(run):
     assert out.splitlines()[-1] == f"all {2 * len(PHASES)} passed on cpu"
 
 
-@pytest.mark.parametrize("device", ["cuda:77", "nonsense"])
+@pytest.mark.parametrize("device", ["cuda:77", "nonsense", "meta", "mps"])
 def test_a_device_that_is_not_there(run, device):
     code, out, err = run("gqa", "--device", device)
     assert (code, out) == (1, "")

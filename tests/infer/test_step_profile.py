@@ -66,7 +66,11 @@ def test_every_part_is_there_and_they_add_up(profile):
     assert set(profile["prefill"]["parts_s"]) == {*COMPUTED, SECTIONS, BETWEEN}
     assert set(profile["decode"]["parts_s"]) == {*COMPUTED, SECTIONS, SAMPLING, BETWEEN}
     for phase in profile.values():
-        assert sum(phase["parts_s"].values()) == pytest.approx(phase["wall_s"], rel=0.03)
+        assert sum(phase["parts_s"].values()) == pytest.approx(
+            phase["wall_s"],
+            rel=0.03,
+            abs=0.02,  # of a clock that others are served by meanwhile
+        )
 
 
 def test_a_section_has_its_own_time_and_not_what_is_computed_in_it(engine, profile):

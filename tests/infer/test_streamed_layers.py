@@ -4,6 +4,7 @@ import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf_glm
 import numpy as np
 import pytest
 import torch
@@ -12,15 +13,16 @@ from infer.config import ModelConfig
 from infer.copy_lane import joined, pin
 from infer.kernels.ggml_cpu import GgmlKernels
 from infer.session import Session
-from infer.streamed_layers import BUFFERS, StreamedLayers
+from infer.streamed_layers import StreamedLayers
 from infer.weights import Weights
 from shared.errors import ConfigError
 from shared.resident import ResidentLayout
-from shared.streamed import kept_tensors, streamable_layers
+from shared.streamed import BUFFERS, kept_tensors, streamable_layers
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo-hy3-iq2mix.gguf"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-PROMPT, DECODED = list(range(20, 45)), list(range(40, 60))
+# Long enough for matrices to be dequantised on a GPU.
+PROMPT, DECODED = [20 + 7 * n % 300 for n in range(200)], list(range(40, 60))
 
 
 class MemoryLane:
@@ -105,11 +107,13 @@ def test_streamed_layers_change_no_bit(local_model, streamed_model, model_path, 
     assert model.lane.copied_bytes > 2 * a_pass, "three chunks, but for what a buffer keeps"
 
 
-def test_after_a_pass_that_was_cut_short_too(local_model, streamed_model):
-    def cut(name, _values):
-        if name == "hidden.4":
-            raise InterruptedError
+def cut(name, _values):
+    """A tap that ends a pass in the middle."""
+    if name == "hidden.4":
+        raise InterruptedError
 
+
+def test_after_a_pass_that_was_cut_short_too(local_model, streamed_model):
     expected = local_model(DEMO, GgmlKernels).logits(IDS)
     model = streamed_model(DEMO, late=True)
     for _ in range(2):
@@ -146,28 +150,45 @@ def test_stretches_that_follow_each_other_are_pinned_as_one():
 
 
 def rows_of(session: Session, tap) -> np.ndarray:
-    """Logits of tokens given one at a time; with a tap the engine makes the calls one by one."""
+    """Logits of a prompt and of tokens given one at a time, after a pass that was cut short; with
+    a tap the engine makes the calls one by one."""
     engine = session.engine
     engine.kv.truncate(0)
+    with pytest.raises(InterruptedError):
+        engine.logits(PROMPT, cut)
     rows = [engine.logits(PROMPT)]
     rows += [engine.extend([token], tap)[np.newaxis] for token in DECODED]
     return np.concatenate(rows)
 
 
+def small_glm(directory: Path) -> Path:
+    """Seven layers with experts, four of them without an index and so smaller."""
+    index_layers = (True, True, False, True, False, False, True, False)
+    model = gguf_glm.glm_model(n_layers=8, index_layers=index_layers)
+    return model.write(directory / "glm.gguf")
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("exact", [False, True])
-def test_on_a_gpu_the_bits_are_those_of_resident_layers(exact):
+@pytest.mark.parametrize(
+    ("family", "gpu_cache", "layer_counts"), [("hy3", "6M", (0, 4, 6)), ("glm", "2M", (0, 5, 7))]
+)
+def test_on_a_gpu_the_bits_are_those_of_resident_layers(
+    tmp_path, family, gpu_cache, layer_counts, exact
+):
+    """None streamed, some, and all that can be; with few slots, so that experts come meanwhile."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+    model = small_glm(tmp_path) if family == "glm" else DEMO
     found = []
-    for gpu_resident, layer_count in ((None, 0), (0, 6), (2 << 20, 4)):
+    for gpu_resident, layer_count in zip((None, 2 << 20, 0), layer_counts, strict=True):
         config = ModelConfig(
-            model=DEMO,
+            model=model,
             device="cuda:0",
             exact=exact,
             gpu_resident=gpu_resident,
-            gpu_cache="6M",
+            gpu_cache=gpu_cache,
             host_cache="10M",
             ctx=512,
         )

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infer.streamed_layers import BUFFERS, StreamedLayers
+from infer.streamed_layers import StreamedLayers
 from shared.gguf_shard import TensorInfo
 from shared.resident import gpu_resident_layout
+from shared.streamed import BUFFERS
 
 MODEL_LAYERS = 9
 TENSOR_BYTES = 256
