@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from infer.streamed_layers import BUFFERS, Copy
+from infer.streamed_layers import Copy
 from shared.cuda import call, load_driver, pin_host, unpin_host
 from shared.errors import GpuError
+from shared.streamed import BUFFERS
 
 log = logging.getLogger(__name__)
 

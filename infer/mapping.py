@@ -64,15 +64,15 @@ def map_memory(
     shape = TableShape(attached.n_layers, attached.n_experts)
     parts = tuple(c.part_bytes for c in experts.classes)
     layout = ArenaLayout(parts, tuple(attached.class_slot_counts), attached.align)
-    if (shape.n_layers, shape.n_experts) != (experts.n_layers, experts.n_experts) or (
-        layout.total_bytes > attached.arena_bytes
-    ):
-        raise ProtocolMismatch(
-            "the daemon divides its memory in another way than this version does",
-            "daemon and client are of different versions: restart the daemon",
-        )
     table_fd, area_fd, arena_fd, resident_fd, *host_fds = descriptors
     try:
+        if (shape.n_layers, shape.n_experts) != (experts.n_layers, experts.n_experts) or (
+            layout.total_bytes > attached.arena_bytes
+        ):
+            raise ProtocolMismatch(
+                "the daemon divides its memory in another way than this version does",
+                "daemon and client are of different versions: restart the daemon",
+            )
         table_region = shm.map_readonly(table_fd, shape.table_bytes)
         area_region = shm.map_writable(area_fd, shape.area_bytes)
         memory = map_tier(attached, arena_fd, resident_fd)

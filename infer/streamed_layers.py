@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from shared.resident import ResidentLayout
-
-BUFFERS = 2
+from shared.streamed import BUFFERS
 
 
 class Copy(NamedTuple):

@@ -18,6 +18,9 @@ from shared.gguf_index import GgufIndex
 from shared.gguf_shard import TensorInfo
 from shared.resident import ResidentLayout, gpu_resident_layout
 
+# That a client copies streamed layers through, each as large as the largest of them.
+BUFFERS = 2
+
 _LAYER_TENSOR = re.compile(r"blk\.([0-9]{1,9})\.(.+)")
 # Guesses apply routers layers ahead; unsplit matrices are transposed when a model is built.
 _READ_OUT_OF_TURN = ("ffn_gate_inp.weight", "attn_kv_b.weight")

@@ -3,14 +3,15 @@
 Copies to the GPU are what a token costs. A byte of GPU memory that holds part of a layer saves a
 byte of them for every token; one that holds part of an expert's slot saves it only for the tokens
 that use the expert, so less. Layers have precedence, therefore, and slots get what is left; where
-layers have to be streamed, as few of them are as leave the slots their least. A client copies them
-through two buffers, each as large as the largest of them, which is what streaming costs.
+layers have to be streamed, as few of them are as leave the slots their least. What streaming costs
+is the buffers that a client copies them through.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-BUFFERS = 2
+from shared.streamed import BUFFERS
+
 # Of the floor, for the slots beside streamed layers. Hints may hold an eighth of the slots: of so
 # many that is a layer's top-k.
 SLOT_FLOORS = 2

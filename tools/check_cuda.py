@@ -25,15 +25,20 @@ PROJECT = Path(__file__).resolve().parents[1]
 DEMO = PROJECT / "models" / "demo-hy3-iq2mix.gguf"
 QUESTION = "Which is the largest planet in the solar system?"
 EXACT_TOLERANCE = 1e-3
+VRAM, VRAM_MIB = "8G", 8192
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--oracle", type=Path)
     parser.add_argument("--synthetic-layers", type=int, default=16)
-    parser.add_argument("--stages", default="tests,tier,kernels,oracles,mtp,demo,synthetic")
+    parser.add_argument(
+        "--stages", default="tests,tier,kernels,oracles,mtp,demo,synthetic,vram,consumer"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.oracle is None and {"oracles", "mtp"} & set(arguments.stages.split(",")):
+        parser.error("give --oracle DIR, or --stages without oracles and mtp")
     stages: dict[str, Callable[[], Any]] = {
         "tests": lambda: _python("-m", "pytest", "-m", "gpu", "-q", "-x"),
         "tier": lambda: _python("tools/check_gpu_tier.py"),
@@ -42,6 +47,8 @@ def main() -> int:
         "mtp": lambda: check_mtp(arguments.oracle),
         "demo": check_demo,
         "synthetic": lambda: bench_synthetic(arguments.synthetic_layers),
+        "vram": lambda: check_vram(arguments.synthetic_layers),
+        "consumer": lambda: bench_consumer(arguments.synthetic_layers),
     }
     report: dict[str, Any] = {}
     for name in arguments.stages.split(","):
@@ -60,12 +67,13 @@ def main() -> int:
 
 def check_oracles(oracle: Path) -> dict[str, float]:
     """Largest difference of exact logits to the oracle, by file; top-1 must agree on all rows."""
-    expected = np.load(oracle / "hy3-quant-logits.npz")
-    ids = ",".join(map(str, np.load(oracle / "hy3.npz")["ids"].tolist()))
     worst = {}
-    for path in sorted(oracle.glob("hy3-*.gguf")):
-        name = path.stem.removeprefix("hy3-")
-        key = "udmix" if name == "mtp-udmix" else name
+    for path in sorted(oracle.glob("*-*.gguf")):
+        name = path.stem
+        family, _, kind = name.partition("-")
+        key = "udmix" if kind == "mtp-udmix" else kind
+        expected = np.load(oracle / f"{family}-quant-logits.npz")
+        ids = ",".join(map(str, np.load(oracle / f"{family}.npz")["ids"].ravel().tolist()))
         for chunk in ("256", "5", "1"):
             rows = _logits(path, ids, "--exact", "--chunk", chunk)
             wanted = expected[f"{key}.dequant"]
@@ -122,6 +130,54 @@ def check_demo() -> dict[str, Any]:
     assert divergence < 0.01, f"mean KL {divergence}"
     assert result["same_bits_at_the_floor"], "bits depend on the budget"
     return result
+
+
+def check_vram(n_layers: int) -> dict[str, Any]:
+    """What the driver says is in use at the most, with a prompt of 2,000 tokens, under --vram."""
+    with tempfile.TemporaryDirectory() as directory, _DeviceMemory() as memory:
+        path = Path(directory, "hy3.gguf")
+        _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
+        bench = ("bench", "-p", "2000", "-n", "16", "--ctx", "4096", "--vram", VRAM, "--json")
+        prefill_tps = json.loads(_infer(*bench, model=path))["prefill_tps"]
+    result = {"vram": VRAM, "peak_mib": memory.peak_mib, "prefill_tps": prefill_tps}
+    print(json.dumps(result))
+    assert memory.peak_mib <= VRAM_MIB, f"{memory.peak_mib} MiB in use"
+    return result
+
+
+class _DeviceMemory:
+    """The most memory in use on the first GPU, beyond what was when it began."""
+
+    def __enter__(self) -> "_DeviceMemory":
+        query = [
+            "nvidia-smi",
+            "-i",
+            "0",
+            "--query-gpu=memory.used",
+            "--format=csv,noheader,nounits",
+        ]
+        before = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        self._before_mib = self.peak_mib = int(before)
+        self._watcher = subprocess.Popen([*query, "-lms", "20"], stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watcher.terminate()
+        samples, _ = self._watcher.communicate()
+        self.peak_mib = max(map(int, samples.split()), default=0) - self._before_mib
+
+
+def bench_consumer(n_layers: int) -> str:
+    """Streaming as on a consumer's machine: its shares of the model, and its disk and bus."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        path = Path(directory, "hy3.gguf")
+        _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
+        share = (n_layers - 1) / 79  # of Hy3's layers with experts
+        budgets = ("--gpu-cache", f"{5.3 * share:.2f}G", "--host-cache", f"{24 * share:.2f}G")
+        paces = ("--io", "paced:7GB/s:pread", "--upload-pace", "13GB/s")
+        counts = ("--warmup", "96", "--tokens", "128")
+        where = ("--model", str(path), "--device", "cuda:0")
+        return _python("tools/bench_stream.py", *where, *budgets, *paces, *counts)
 
 
 def bench_synthetic(n_layers: int) -> dict[str, Any]:

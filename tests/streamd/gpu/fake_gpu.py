@@ -1,10 +1,14 @@
 """A GPU that is plain memory: copies are made when the test says so, and not a moment before."""
 
 import ctypes
+import mmap
 import os
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
+from infer.copy_lane import joined
 from shared import shm
 from shared.arena import round_up
 from shared.errors import GpuError, StreamError
@@ -95,3 +99,31 @@ class FakeDevice:
 
     def close(self) -> None:
         self.closed = True
+
+
+class FakeLane:
+    """A client's copies: made at once, out of memory that would have been pinned only."""
+
+    def __init__(self, _device, buffer_bytes, host, _keepalive):
+        self._memory = np.zeros((2, buffer_bytes), np.uint8)
+        self.buffers = tuple(row.ctypes.data for row in self._memory)
+        self.copying = self
+        self._pinned = joined(host)
+        assert all(at % mmap.PAGESIZE == 0 == size % mmap.PAGESIZE for at, size in self._pinned)
+
+    def computing(self):
+        return self
+
+    def event(self):
+        return self
+
+    def record(self, _stream):
+        pass
+
+    def wait_event(self, _event):
+        pass
+
+    def copy(self, copy):
+        end = copy.source + copy.size_bytes
+        assert any(at <= copy.source and end <= at + size for at, size in self._pinned)
+        ctypes.memmove(*copy)

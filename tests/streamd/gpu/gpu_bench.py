@@ -120,7 +120,7 @@ class GpuBench:
         self.reads[grant.slot] = grant
         self._host_slab(grant.slot)[:] = 0xEE  # a read overwrites from now on
 
-    def promote(self, slot: int) -> None:
+    def promote(self, slot: int, owner: int) -> None:
         self.promoted.append(slot)
 
     def withdraw(self, slot: int) -> bool:

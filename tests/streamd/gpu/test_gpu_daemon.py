@@ -2,17 +2,15 @@
 
 import ctypes
 import json
-import mmap
 import threading
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from fake_gpu import FakeDevice
+from fake_gpu import FakeDevice, FakeLane
 
 from infer.client import SlotClient
-from infer.copy_lane import joined
 from infer.mapping import TierMemory
 from infer.resident_weights import open_streamed
 from shared import shm
@@ -142,34 +140,6 @@ def test_resident_tensors_are_there_at_aligned_addresses(place, demo_model):
         reader.client.close()
 
 
-class CheckedLane:
-    """Copies at once, out of memory that would have been pinned only."""
-
-    def __init__(self, _device, buffer_bytes, host, _keepalive):
-        self._memory = np.zeros((2, buffer_bytes), np.uint8)
-        self.buffers = tuple(row.ctypes.data for row in self._memory)
-        self.copying = self
-        self._pinned = joined(host)
-        assert all(at % mmap.PAGESIZE == 0 == size % mmap.PAGESIZE for at, size in self._pinned)
-
-    def computing(self):
-        return self
-
-    def event(self):
-        return self
-
-    def record(self, _stream):
-        pass
-
-    def wait_event(self, _event):
-        pass
-
-    def copy(self, copy):
-        end = copy.source + copy.size_bytes
-        assert any(at <= copy.source and end <= at + size for at, size in self._pinned)
-        ctypes.memmove(*copy)
-
-
 def test_streamed_layers_are_copied_from_what_the_client_gets(place, demo_model):
     """The other tensors are in GPU memory; a pass of the model brings each layer in its turn."""
     with daemon(demo_model, FakeDevice(at_once=True), gpu_resident=2 << 20):
@@ -180,7 +150,7 @@ def test_streamed_layers_are_copied_from_what_the_client_gets(place, demo_model)
         kept = gpu_resident_layout(kept_tensors(reader.index, layouts))
         for placed in kept.tensors:
             reader.compare(placed.tensor, mapping.resident_address + placed.payload_offset)
-        streamed = open_streamed(reader.index, mapping, "fake GPU", CheckedLane)
+        streamed = open_streamed(reader.index, mapping, "fake GPU", FakeLane)
         for layer in range(reader.experts.n_layers):
             streamed.enter(layer)
             for placed in layouts[layer].tensors if layer in layouts else ():

@@ -5,6 +5,7 @@ import random
 import pytest
 from gpu_bench import N_EXPERTS, N_LAYERS
 
+from streamd.scheduler import RETRY_MS
 from streamd.uploads import AHEAD_LANE_COUNT
 
 
@@ -56,6 +57,25 @@ def test_a_hint_is_read_then_uploaded_and_a_hit_by_then(bench):
         assert (tier.issued, tier.useful, tier.wasted, tier.late) == (1, 1, 0, 0)
 
 
+def test_hints_that_wait_for_the_disk_cost_little_each_turn(bench, monkeypatch):
+    client = bench.attach(0)
+    client.area.enter(bench.table)
+    hint(bench, client, 1, 5, 6)
+    prefetch = bench.gpu.scheduler.prefetch
+    looks = []
+    wishes = prefetch.wishes
+    monkeypatch.setattr(prefetch, "wishes", lambda *args: looks.append(0) or wishes(*args))
+    for _ in range(20):
+        bench.turn()
+    assert len(looks) == 1, "the clock stands still"
+    bench.now_ms += RETRY_MS
+    bench.turn()
+    assert len(looks) == 2
+    bench.finish_read(next(iter(bench.reads)))
+    bench.turn()
+    assert len(bench.device.queued) == 1, "what has arrived goes on at once"
+
+
 def test_a_demand_takes_over_what_is_being_read_for_a_hint(bench):
     client = bench.attach(0)
     client.area.enter(bench.table)
@@ -93,6 +113,22 @@ def test_a_demand_takes_over_an_upload_that_waits(bench):
     assert bench.rung == {0}
     gpu, _ = counters(bench)
     assert (gpu.issued, gpu.late) == (4, 1)
+    assert bench.gpu.uploads.upload_count == 4
+
+
+def test_an_upload_that_was_taken_over_keeps_the_bus_to_itself(bench):
+    client = bench.attach(0)
+    client.area.enter(bench.table)
+    hint(bench, client, 1, 1, 2, 3, 4)
+    bench.turn()
+    read_all(bench)
+    bench.turn()
+    client.ask(1, 4)
+    bench.turn()
+    bench.device.finish(AHEAD_LANE_COUNT)
+    bench.turn()
+    assert len(bench.device.queued) == 1, "the third hint waits"
+    settle(bench)
     assert bench.gpu.uploads.upload_count == 4
 
 
