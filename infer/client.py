@@ -90,6 +90,10 @@ class SlotClient:
         self.rows = table.gpu_slots if self._tier == GPU_TIER else table.host_slots
 
     @property
+    def attached(self) -> bool:
+        return self._connection.attached
+
+    @property
     def mapping(self) -> Mapping:
         return self._connection.mapping
 
@@ -100,18 +104,25 @@ class SlotClient:
         """
         self._connection.check_alive(at_once=True)
         self.detach()
-        self.attach()
+        self._connection.attach_when_there_is_room()
+        self._note_mapping()
 
     def detach(self) -> None:
         """Leave the daemon and its memory; of this client only `lookups` can be asked until
         `attach`."""
         self._past_hits, self._past_misses = self.lookups
+        self.rows = np.empty((0, 0), np.int32)  # it keeps the table mapped
         self._connection.detach()
 
     def attach(self) -> None:
         """To the daemon of that name, whichever it is by now, which must serve the same file."""
         self._connection.attach()
         self._note_mapping()
+
+    def wait_for_end(self, wake_fd: int) -> bool:
+        """Until the daemon has ended, or `wake_fd` is readable: False. For another thread than
+        the client's, which does not use it meanwhile."""
+        return self._connection.wait_for_end(wake_fd)
 
     def close(self) -> None:
         self._connection.close()
@@ -242,7 +253,7 @@ class SlotClient:
 
     def leave(self) -> None:
         """End the section; without one it does nothing."""
-        if self._connection.attached:
+        if self.attached:
             self.mapping.area.leave()
 
     # Reading ahead
@@ -269,7 +280,7 @@ class SlotClient:
     @property
     def lookups(self) -> tuple[int, int]:
         """Hits and misses so far."""
-        if not self._connection.attached:
+        if not self.attached:
             return self._past_hits, self._past_misses
         area = self.mapping.area
         return self._past_hits + area.hits, self._past_misses + area.misses

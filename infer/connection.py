@@ -9,7 +9,7 @@ import zmq
 
 from infer.gpu_mapping import map_gpu_tier
 from infer.mapping import Mapping, map_host_tier, map_memory
-from shared.errors import DaemonLost, ProtocolMismatch
+from shared.errors import DaemonBusy, DaemonLost, PlanError, ProtocolMismatch
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints, running_daemons
@@ -30,6 +30,7 @@ ATTACH_DEADLINE_S = 30.0
 # Reading the resident tensors of the largest models from a slow disk.
 LOAD_DEADLINE_S = 600.0
 CONNECT_PAUSE_S = 0.05
+ROOM_DEADLINE_S = 5.0
 ALIVE_CHECK_S = 0.1
 
 
@@ -85,6 +86,17 @@ class Connection:
         self._poller.register(self._doorbell, zmq.POLLIN)
         self._poller.register(self._unix.fileno(), zmq.POLLIN)
 
+    def attach_when_there_is_room(self) -> None:
+        """As `attach`, for a client that has lost its place: others may have come meanwhile."""
+        end_s = time.monotonic() + ROOM_DEADLINE_S
+        while not self.attached:
+            try:
+                self.attach()
+            except (DaemonBusy, PlanError):
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(CONNECT_PAUSE_S)
+
     def _shake_hands(self) -> tuple[Attached, list[int]]:
         self._unix.settimeout(ATTACH_DEADLINE_S)
         try:
@@ -97,15 +109,12 @@ class Connection:
             raise self.lost(f"it cannot be reached: {error}") from error
         if not frame:
             raise self.lost("it hung up")
-        answer = decode(frame)
-        if isinstance(answer, Refused):
-            raise answer.error()
-        if not isinstance(answer, Attached) or len(descriptors) != answer.descriptor_count:
-            raise ProtocolMismatch(
-                "the daemon answered attach with something else",
-                "daemon and client are of different versions: restart the daemon",
-            )
-        return answer, descriptors
+        try:
+            return _attached(frame, len(descriptors)), descriptors
+        except BaseException:
+            for fd in descriptors:
+                os.close(fd)
+            raise
 
     def _connect(self) -> None:
         """A daemon has its name before it has its sockets: it loads the model in between."""
@@ -160,6 +169,13 @@ class Connection:
                 raise self.lost("it ended")
             self._alive_until_s = now_s + ALIVE_CHECK_S
 
+    def wait_for_end(self, wake_fd: int) -> bool:
+        """Until the daemon has ended, or `wake_fd` is readable: False."""
+        poller = select.poll()
+        poller.register(self._unix, select.POLLIN)
+        poller.register(wake_fd, select.POLLIN)
+        return self._unix.fileno() in dict(poller.poll())
+
     def next_message(self, deadline_s: float) -> Message | None:
         """Wait for a ring (None) or a message; raises refusals, DaemonLost, and at the deadline."""
         left_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
@@ -176,3 +192,16 @@ class Connection:
         elif not events:
             raise self.lost("it does not answer")
         return None
+
+
+def _attached(frame: bytes, descriptor_count: int) -> Attached:
+    """What the daemon answers to `attach`; raises its refusal, and ProtocolMismatch."""
+    answer = decode(frame)
+    if isinstance(answer, Refused):
+        raise answer.error()
+    if not isinstance(answer, Attached) or descriptor_count != answer.descriptor_count:
+        raise ProtocolMismatch(
+            "the daemon answered attach with something else",
+            "daemon and client are of different versions: restart the daemon",
+        )
+    return answer

@@ -34,6 +34,11 @@ class Decoding:
         """All that is kept of tokens, as `Cache.planes`: for saving, and for restoring at once."""
         return self._engine.kv.planes()
 
+    @property
+    def whole_count(self) -> int:
+        """Tokens of which the planes have everything."""
+        return self._engine.kv.length
+
     def restored(self, token_count: int) -> None:
         """The planes have been filled from outside, with so many tokens."""
         self._engine.kv.length = token_count

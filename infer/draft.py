@@ -29,6 +29,9 @@ from infer.speculation import acceptance, residual
 
 Logits = npt.NDArray[np.float32]
 
+# The last token has no row, and that of the token before it may be waiting.
+ROWS_BEHIND = 2
+
 
 def choose_decoding(engine: Engine, draft: str) -> Decoding:
     """For a kind of draft as DraftConfig names it."""
@@ -68,10 +71,13 @@ class Drafting(Decoding):
         own = {f"mtp_{name}": plane for name, plane in self._kv.planes().items()}
         return super().planes() | own
 
+    @property
+    def whole_count(self) -> int:
+        return min(super().whole_count, self._kv.length + ROWS_BEHIND)
+
     def restored(self, token_count: int) -> None:
         super().restored(token_count)
-        # The last token has no row, and that of the token before it may have been waiting.
-        self._kv.length = max(0, token_count - 2)
+        self._kv.length = max(0, token_count - ROWS_BEHIND)
         self._forget_hidden()
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -116,9 +122,9 @@ class Drafting(Decoding):
     def _guess(self, token: int) -> Logits:
         """The block's logits [vocab] for the token after `token`."""
         assert self._hidden is not None
-        logits = self._rows([*self._tail, token], self._hidden)
+        ids, hidden = [*self._tail, token], self._hidden
         self._forget_hidden()
-        return logits
+        return self._rows(ids, hidden)
 
     def _compute_rows(self, ids: Sequence[int], hidden: Tensor) -> None:
         """The rows of tokens that the model has just computed, and those waiting before them."""
@@ -126,6 +132,7 @@ class Drafting(Decoding):
             ids, before = ids[1:], hidden[:-1]
         else:
             ids, before = [*self._tail, *ids], torch.cat((self._hidden, hidden[:-1]))
+        self._forget_hidden()  # broken off, it must not be taken for the one of the last row
         if ids:
             self._rows(ids, before)
         self._hidden, self._tail = hidden[-1:], []

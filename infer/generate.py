@@ -73,7 +73,7 @@ class Conversation:
     @property
     def held(self) -> tuple[int, ...]:
         """The tokens that `planes` begin with."""
-        return tuple(self._held[: self._engine.kv.length])
+        return tuple(self._held[: self._decoding.whole_count])
 
     @property
     def planes(self) -> dict[str, Tensor]:

@@ -87,6 +87,10 @@ def token_bytes(planes: Planes) -> int:
     return sum(plane[:, 0].numel() * plane.dtype.itemsize for plane in planes.values())
 
 
+def _block_tokens(planes: Planes) -> int:
+    return max(1, _BLOCK_BYTES // token_bytes(planes))
+
+
 def write(
     path: Path, identity: Identity, ids: Sequence[int], talk: dict[str, Any], planes: Planes
 ) -> None:
@@ -94,7 +98,7 @@ def write(
 
     OSError where it cannot be written; nothing is left of it then.
     """
-    head = Head(identity, tuple(ids), max(1, _BLOCK_BYTES // token_bytes(planes)), talk)
+    head = Head(identity, tuple(ids), _block_tokens(planes), talk)
     fd, name = tempfile.mkstemp(prefix=".", suffix=SUFFIX, dir=path.parent)  # of mode 0600
     try:
         with os.fdopen(fd, "wb") as file:
@@ -153,6 +157,8 @@ class KvFile:
         """Read the first `token_count` positions into the planes, each block verified before."""
         head, row_bytes = self.head, token_bytes(planes)
         assert 0 <= token_count <= len(head.ids)
+        if head.block_tokens > _block_tokens(planes):
+            raise self._unsound("its blocks are too large")
         buffer = bytearray(min(head.block_tokens, len(head.ids)) * row_bytes + _CHECKSUM.size)
         place = self._blocks_at
         for number, first, count in head.blocks(token_count):
@@ -185,7 +191,7 @@ class KvFile:
             ids = tuple(np.frombuffer(fields["ids"], "<i4").tolist())
             identity = Identity(**fields["identity"])
             head = Head(identity, ids, int(fields["block_tokens"]), dict(fields["talk"]))
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
             raise self._unsound(f"its head cannot be read: {error}") from error
         if head.block_tokens < 1 or not ids:
             raise self._unsound("its head makes no sense")

@@ -121,7 +121,8 @@ class KvSessions:
         try:
             self._write(path, ids, talk, planes)
         except (OSError, ConfigError) as error:
-            raise RequestError(f"{path} cannot be written: {_reason(error)}") from error
+            remedy = "see the permissions of that directory and what room its disk has"
+            raise RequestError(f"{path} cannot be written: {_reason(error)}", remedy) from error
         return path
 
     def find(self, name: str, context: int) -> KvFile:
@@ -139,7 +140,9 @@ class KvSessions:
                 f"there is no session {name!r} of this model", self._known()
             ) from None
         except OSError as error:
-            raise RequestError(f"{path} cannot be read: {_reason(error)}") from error
+            raise RequestError(
+                f"{path} cannot be read: {_reason(error)}", "see its permissions"
+            ) from error
         token_count = len(file.head.ids)
         if token_count > context:
             with file:

@@ -57,8 +57,9 @@ class MtpBlock:
         before = kernels.rms_norm(hidden, self.hidden_norm, eps)
         x = kernels.linear(torch.cat((tokens, before), dim=1), self.joint, exact)[0]
         x = self.layer.forward(kernels, eps, x, 0, kv, start, exact)
-        kv.length = start + len(ids)
         x = kernels.rms_norm(x[-1:] if last_only else x, self.head_norm, eps)
         if tap is not None:
             tap("mtp_hidden", x)
-        return kernels.linear(x, self.head, exact)[0]
+        logits = kernels.linear(x, self.head, exact)[0]
+        kv.length = start + len(ids)
+        return logits

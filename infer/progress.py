@@ -22,13 +22,14 @@ class PrefillProgress:
     def __init__(
         self,
         n_layers: int,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """stream: by default stderr, as it is now."""
         self._n_layers = n_layers
-        self._stream = stream
+        self._stream = stream or sys.stderr
         self._clock = clock
-        self._shows = stream.isatty()
+        self._shows = self._stream.isatty()
         self._token_count = 0
 
     @contextmanager

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
@@ -52,7 +53,8 @@ def _converse(talk: "Chat") -> int:
     failed = False
     while True:
         try:
-            text = read_line().strip()
+            with talk.idle():
+                text = read_line().strip()
             if text in ("/exit", "/quit"):
                 break
             if text:
@@ -130,6 +132,10 @@ class Chat:
                 _write("\n", sys.stdout)
         self._show_figures(answer, *lookups_before)
 
+    def idle(self) -> AbstractContextManager[None]:
+        """While a line is waited for."""
+        return self._session.engine.idle()
+
     def keep(self) -> None:
         """Leave the conversation on disk, for the next that begins like it."""
         if self._sessions:
@@ -194,9 +200,9 @@ class Chat:
             ids = file.head.ids
             system, effort, messages = unpack_talk(file.head.talk)
             self._reset()
-            self._system, self._effort, self._messages = system, effort, messages
             file.restore(self._conversation.planes, len(ids))
         self._conversation.resume(ids)
+        self._system, self._effort, self._messages = system, effort, messages
         last = messages[-1]["content"] if messages else ""
         _show(f"{len(messages)} messages, {len(ids)} tokens; the last message: {last}")
 

@@ -1,7 +1,7 @@
 """A conversation to a prompt, by the chat template the model file carries.
 
-Both come from strangers: the template runs in Jinja's sandbox, and the messages cannot become
-control tokens (see `ContentShield`).
+Both come from strangers: the template runs in Jinja's sandbox with limits on time and memory, and
+the messages cannot become control tokens (see `ContentShield`).
 """
 
 import json
@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import ext, meta, nodes, parser, sandbox
+from jinja2 import ext, meta, nodes, parser
 
 from infer.builtin_templates import builtin_template
 from infer.content_shield import ContentShield
+from infer.template_limits import LimitedEnvironment, limited, rendered
 from infer.tokenizer import Tokenizer
 from shared.errors import MalformedModel, RequestError, UnsupportedModel
 
@@ -47,8 +48,9 @@ class ChatTemplate:
         self._shield = ContentShield(tokenizer.control_texts)
         environment = _environment(now)
         try:
-            variables = meta.find_undeclared_variables(environment.parse(source))
-            self._template = environment.from_string(source)
+            with limited():
+                variables = meta.find_undeclared_variables(environment.parse(source))
+                self._template = environment.from_string(source)
         except Exception as error:  # deep nesting upsets Jinja and Python's compiler variously
             raise UnsupportedModel(
                 f"the chat template is not valid Jinja: {error}", "use plain completion"
@@ -98,7 +100,8 @@ class ChatTemplate:
             **self._knobs(reasoning),
         }
         try:
-            return _bounded(self._template.generate(variables))
+            with limited():
+                return _bounded(rendered(self._template, variables))
         except _Refusal as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", "change or /reset them"
@@ -197,10 +200,10 @@ def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
     def raise_exception(message: str) -> str:
         raise _Refusal(message)
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment

@@ -38,9 +38,19 @@ def option(
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
 
 
-def add_options(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """Each option of `config_class` as `--its-name`; those not given stay out of the namespace."""
+def add_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    config_class: type,
+    elsewhere: type | None = None,
+) -> None:
+    """Each option of `config_class` as `--its-name`; those not given stay out of the namespace.
+
+    elsewhere: a base class whose options are added in another place.
+    """
+    left_out = {field.name for field in dataclasses.fields(elsewhere)} if elsewhere else set()
     for field in dataclasses.fields(config_class):
+        if field.name in left_out:
+            continue
         name = "--" + field.name.replace("_", "-")
         help_text = field.metadata["help"]
         if field.metadata["parse"] is bool:

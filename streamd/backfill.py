@@ -53,10 +53,11 @@ class Backfill:
         now_ms = self._now_ms()
         room_count = MAX_UNDERWAY - len(self._underway)
         is_quiet = now_ms - self.demanded_at_ms >= QUIET_MS
-        if self.stopped or not is_quiet or room_count <= 0:
+        may_search = now_ms - self._searched_at_ms >= SEARCH_INTERVAL_MS
+        if self.stopped or not is_quiet or not (self._found or may_search) or room_count <= 0:
             return ()
         open_classes = {slots for slots in self._cache.classes if self._has_room(slots)}
-        if not self._found and now_ms - self._searched_at_ms >= SEARCH_INTERVAL_MS:
+        if not self._found:
             self._searched_at_ms = now_ms
             self._found = self._hottest(open_classes)
         gone: list[int] = []
@@ -98,7 +99,11 @@ class Backfill:
         return {"slabs": self.slab_count, "bytes": self.filled_bytes}
 
     def _has_room(self, slots: ClassSlots) -> bool:
+        """At once, or as soon as what is on its way has landed."""
         reserve = self._cache.reserve
+        held_by_others = self._cache.ahead.difference(self._underway)
+        if reserve.room_ahead(slots, held_by_others) <= 0:
+            return False
         return reserve.may_give(slots, reserve.share_of_all(slots))
 
     def _hottest(self, open_classes: set[ClassSlots]) -> dict[int, None]:

@@ -74,7 +74,7 @@ class HostCache:
     def detach(self, number: int) -> None:
         """Forget a client that has left, died or been revoked."""
         client = self.clients.pop(number)
-        self.heat.absorb(client)
+        self.heat.leave(client)
         self.counters.departed_hits += client.area.hits
         self.counters.departed_tokens += client.area.tokens
         self._begin_section(client, client.section)
@@ -182,7 +182,8 @@ class HostCache:
         for slots, chooser in self.choosers.items():
             needed_count = self.reserve.count(slots) + asked_counts[slots]
             if wishes.prefetch and not slots.holds_all:
-                room_count = self.reserve.room_ahead(slots, self.ahead)
+                # None is left while a newcomer waits for what is held to land; demands go on.
+                room_count = max(0, self.reserve.room_ahead(slots, self.ahead))
                 spare_count = min(wishes.spare_count, room_count // 2)
                 needed_count += min(max(wished_counts[slots], spare_count), room_count)
             chosen = chooser.choose(needed_count - slots.spare_count)
@@ -246,7 +247,7 @@ class HostCache:
                 slot = self.reading[key]
                 self.counters.joined_reads += 1
                 if slot in self.ahead:
-                    step.joined.append(slot)
+                    step.joined[slot] = client.number
             elif len(step.grants) < room_count and self.reserve.may_give(slots, shares[slots]):
                 slot = slots.take(key)
                 self.reading[key] = slot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shared.command import run_command
 from shared.completion import SHELLS, completion_script
-from shared.errors import DaemonLost
+from shared.errors import ConfigError, DaemonLost
 from shared.options import add_options
 from shared.runtime_dir import find_daemon
 from shared.wire import Reload, Stop
@@ -143,6 +143,8 @@ def _scrub(arguments: argparse.Namespace) -> int:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
+    if arguments.csv is not None and arguments.watch is None:
+        raise ConfigError("--csv is filled while --watch watches", "add --watch")
     name = find_daemon(arguments.name, arguments.model).name
     if arguments.watch is not None:
         from streamd.stats_watch import watch  # noqa: PLC0415

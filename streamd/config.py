@@ -16,8 +16,8 @@ from shared.errors import ConfigError
 from shared.options import build, given, option, parse_count
 from shared.runtime_dir import is_daemon_name
 from streamd.address import Address, parse_address
+from streamd.readers.engine import DEPTH_MAX
 
-DEPTH_MAX = 1024
 STALL_DEADLINE_MAX_MS = 3_600_000
 SYSTEM_CONFIG_DIR = Path("/etc/streamd")
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -66,9 +66,11 @@ class Control:
         self._router.setsockopt(zmq.RCVHWM, REQUEST_QUEUE_LENGTH)
         self._router.setsockopt(zmq.SNDHWM, REQUEST_QUEUE_LENGTH)
         self._router.bind(endpoints.zmq_url)
+        endpoints.zmq_path.chmod(0o600)  # whatever the umask is: ZeroMQ asks nobody who he is
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         endpoints.unix_path.unlink(missing_ok=True)  # from before a reload: the name is ours
         self._listener.bind(str(endpoints.unix_path))
+        endpoints.unix_path.chmod(0o600)
         self._listener.listen(MAX_CONNECTIONS)
         self._listener.setblocking(False)
         self._poller = zmq.Poller()

@@ -38,7 +38,7 @@ from streamd.stats import SinceLast, heat_values, model_values
 
 log = logging.getLogger(__name__)
 
-# While a request waits for a slot, the clients' areas are looked at this often.
+# While a request waits for a slot, or memory is given back bit by bit, we look this often.
 WAITING_POLL_MS = 1
 IDLE_POLL_MS = 1000
 # While copies to the GPU are under way, they are looked at this often: see streamd.gpu.device.
@@ -120,6 +120,7 @@ class Daemon:
             self._control.poll(0)
         else:
             waiting = any(tier.scheduler.waiting for tier in self.model.tiers.values())
+            waiting = waiting or (self._governor is not None and self._governor.busy)
             idle_ms = self._records.poll_ms(IDLE_POLL_MS)
             self._control.poll(WAITING_POLL_MS if waiting else idle_ms)
 
@@ -157,8 +158,7 @@ class Daemon:
 
     def _revoke_stalled(self) -> None:
         for tier in self.model.tiers.values():
-            deadline_ms = self.config.stall_deadline_ms
-            for number in stalled_clients(tier.cache, now_ms(), deadline_ms):
+            for number in stalled_clients(tier.cache, now_ms(), self.config.stall_deadline_ms):
                 session = self.sessions.of_number(number)
                 log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
                 self._revoke(session)

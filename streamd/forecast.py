@@ -22,8 +22,6 @@ from streamd.trace_replay import ReplayedTier, RoutingTrace, miss_shares
 
 # Of a trace; the caches fill meanwhile.
 WARM_UP = 0.5
-# A longer trace says little more, and takes longer than a few seconds.
-MAX_LOOKUPS = 200_000
 MIN_TOKENS = 16
 
 
@@ -149,7 +147,7 @@ def misses_of_trace(trace: RoutingTrace, budget: Budget, name: str) -> Misses:
             f" {n_layers} of {budget.n_experts}",
             "give a trace of this model, or leave --trace out",
         )
-    groups = trace.groups[: MAX_LOOKUPS // trace.top_k]
+    groups = trace.groups
     if len(groups) < MIN_TOKENS * sum(budget.layer_counts):
         raise ConfigError(
             f"{name} holds less than {MIN_TOKENS} tokens of an answer", "record some hundred"

@@ -45,9 +45,10 @@ NO_WISHES = Wishes()
 class Step:
     """Slabs to bring, and clients whose wait may be over.
 
-    joined: slots whose slab was on its way for nobody, and that somebody waits for from now on.
+    joined: slots whose slab was on its way for nobody, and the client that waits for it from now
+    on.
     """
 
     grants: list[Grant] = field(default_factory=list)
     ring: set[int] = field(default_factory=set)
-    joined: list[int] = field(default_factory=list)
+    joined: dict[int, int] = field(default_factory=dict)

@@ -22,6 +22,7 @@ class Heat:
         self._clients = clients
         self._now_ms = now_ms
         self._absorbed_at_ms = now_ms()
+        self._departed_uses: npt.NDArray[np.uint32] = np.zeros(key_count, np.uint32)
 
     def refresh(self) -> None:
         """Take in what all clients have used since the last time, if that is a while ago."""
@@ -36,6 +37,12 @@ class Heat:
         self.policy.absorb(uses - client.absorbed_uses)
         client.absorbed_uses = uses
 
+    def leave(self, client: CacheClient) -> None:
+        """A client goes: what it has used stays counted."""
+        self.absorb(client)
+        self._departed_uses += client.absorbed_uses
+
     def uses_of(self, key: int) -> int:
-        """How often the clients attached now have used an expert."""
-        return sum(int(client.area.uses.reshape(-1)[key]) for client in self._clients.values())
+        """How often an expert has been used so far, by those that have left too."""
+        present = (int(client.area.uses.reshape(-1)[key]) for client in self._clients.values())
+        return int(self._departed_uses[key]) + sum(present)

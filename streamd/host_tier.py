@@ -72,14 +72,14 @@ class HostTier:
             self._read(grant)
         else:
             self._populating_count += 1
-            self._populator.submit(grant.slot, self._slots[grant.slot])
+            self._populator.submit(grant.slot, self._slots[grant.slot], grant.priority)
 
-    def promote(self, slot: int) -> None:
-        """Somebody waits now for what is read into `slot`."""
+    def promote(self, slot: int, owner: int) -> None:
+        """A client waits now for what is read into `slot`."""
+        grant = replace(self._grants[slot], priority=Priority.DEMAND, owner=owner)
+        self._grants[slot] = grant
         if self._populated[slot]:
-            self._reader.promote(slot)
-        else:
-            self._grants[slot] = replace(self._grants[slot], priority=Priority.DEMAND)
+            self._reader.promote(slot, owner)
 
     def withdraw(self, slot: int) -> bool:
         """Forget what is read into `slot` unless the disk has begun; whether it is forgotten."""
@@ -133,6 +133,9 @@ class HostTier:
         """What slots have in memory by now."""
         sizes = zip(self._slots, self._populated, strict=True)
         return sum(slot.nbytes for slot, populated in sizes if populated)
+
+    def has_pages(self, slot: int) -> bool:
+        return self._populated[slot]
 
     def give_back(self, slot: int) -> None:
         """Let the pages go of a slot that nothing reads or will be read into before it is asked

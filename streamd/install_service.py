@@ -55,6 +55,11 @@ def install(arguments: argparse.Namespace) -> int:
             f"{name!r} cannot be a daemon's name",
             "use up to 64 letters, digits, dots, dashes and underscores",
         )
+    if arguments.user and arguments.run_as:
+        raise ConfigError(
+            "a unit of your own systemd runs as you, not as --run-as says",
+            "leave --user or --run-as out",
+        )
     places = Places.of(arguments.user)
     config_path = places.config_dir / f"{name}.toml"
     config = config_text(config_path, arguments.model)

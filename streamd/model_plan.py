@@ -33,6 +33,7 @@ from streamd.gpu_plan import GpuPlan, plan_gpu
 from streamd.io_best import drive_of, load_best
 from streamd.plan import HostPlan, plan_host
 from streamd.plan_options import MachineOptions
+from streamd.readers.engine import DEPTH_MAX
 from streamd.served_model import (
     client_reserve,
     find_gpu,
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 SYSTEM_BYTES = 2 << 30
 # What cuMemCreate rounds to on every card so far.
 GPU_GRANULARITY_BYTES = 2 << 20
-MAX_DEPTH = 1024
 EMBEDDING = "token_embd.weight"
 
 
@@ -187,7 +187,7 @@ def _useful_slots(
 def _rates(config: StreamdConfig, machine: MachineOptions) -> Rates:
     disk: float | None = machine.disk or config.io.paced_bytes_per_s
     if disk is None and machine.ram is None:
-        best = load_best(drive_of(config.model), MAX_DEPTH)
+        best = load_best(drive_of(config.model), DEPTH_MAX)
         disk = best.mb_s * 1e6 if best is not None else None
     return Rates(disk, machine.pcie or config.upload_pace or None, machine.bandwidth)
 

@@ -15,15 +15,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from itertools import count
+from queue import Empty, PriorityQueue
 
 from streamd.readers.engine import address_of
 from streamd.readers.registered_buffers import OwnRing
+from streamd.readers.slab_read import Priority
 
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+# Priority, serial number, key, buffer; no two have the same number, so that no more is compared.
+_Job = tuple[int, int, Hashable, memoryview | None]
 
 
 def populate(buffer: memoryview) -> None:
@@ -62,7 +67,8 @@ class Populator:
 
     def __init__(self, find: Callable[[memoryview], None]) -> None:
         self._find = find
-        self._jobs: SimpleQueue[tuple[Hashable, memoryview] | None] = SimpleQueue()
+        self._jobs: PriorityQueue[_Job] = PriorityQueue()  # no longer than there are buffers
+        self._serial = count()
         self._ended: deque[tuple[Hashable, str]] = deque()
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._work, name="populate", daemon=True)
@@ -71,9 +77,11 @@ class Populator:
     def fileno(self) -> int:
         return self._doorbell
 
-    def submit(self, key: Hashable, buffer: memoryview) -> None:
+    def submit(
+        self, key: Hashable, buffer: memoryview, priority: Priority = Priority.DEMAND
+    ) -> None:
         """Exactly one entry of a later `ended` has this key."""
-        self._jobs.put((key, buffer))
+        self._jobs.put((priority, next(self._serial), key, buffer))
 
     def ended(self) -> list[tuple[Hashable, str]]:
         """Key of each buffer that is done with since, and why it got no pages, or ""."""
@@ -87,7 +95,7 @@ class Populator:
         with suppress(Empty):
             while True:
                 self._jobs.get_nowait()
-        self._jobs.put(None)
+        self._jobs.put((Priority.DEMAND, next(self._serial), None, None))
         self._thread.join()
         os.close(self._doorbell)
 
@@ -95,11 +103,11 @@ class Populator:
         while self._serve(self._jobs.get()):
             pass
 
-    def _serve(self, job: tuple[Hashable, memoryview] | None) -> bool:
+    def _serve(self, job: _Job) -> bool:
         # A function of its own, so that an idle thread holds on to no buffer.
-        if job is None:
+        _, _, key, buffer = job
+        if buffer is None:
             return False
-        key, buffer = job
         fault = ""
         try:
             self._find(buffer)

@@ -21,8 +21,8 @@ from streamd.readers.slab_read import Priority
 
 # Wishes handed to the cache in one step.
 MAX_WISHES = 32
-# When there were not enough slots for them they are tried again so much later, sooner if something
-# has happened: the main loop may turn every 50 us.
+# When there were not enough slots for them, or none of them could come, they are tried again so
+# much later, sooner if something has happened: the main loop may turn every 50 us.
 RETRY_MS = 0.5
 
 
@@ -34,8 +34,8 @@ class Carrier(Protocol):
 
     def submit(self, grant: Grant) -> None: ...
 
-    def promote(self, slot: int) -> None:
-        """Somebody waits now for what comes into `slot`."""
+    def promote(self, slot: int, owner: int) -> None:
+        """A client waits now for what comes into `slot`."""
 
     def withdraw(self, slot: int) -> bool:
         """Forget what comes into `slot` if nothing of it has begun; whether it is forgotten."""
@@ -68,6 +68,8 @@ class Scheduler:
         self._now_ms = now_ms
         self._wish_at_ms = 0.0
         self._source = source
+        self._source_landed_count = 0  # when wishes were last looked through
+        self.landed_count = 0
 
     # What clients say
 
@@ -117,10 +119,10 @@ class Scheduler:
         step = self.cache.step(self._carrier.room, wishes)
         if len(step.grants) < len(wishes.prefetch):
             self._wish_at_ms = now_ms + RETRY_MS
-        for slot in step.joined:
+        for slot, number in step.joined.items():
             self.prefetch.joined(slot)
             self.backfill.joined(slot)
-            self._carrier.promote(slot)
+            self._carrier.promote(slot, number)
         for grant in step.grants:
             key = grant.layer * self._n_experts + grant.expert
             match grant.priority:
@@ -136,6 +138,7 @@ class Scheduler:
     def landed(self, slot: int) -> list[int]:
         """A slab is there: the clients to ring."""
         cache = self.cache
+        self.landed_count += 1
         ring = cache.read_done(slot)
         self._wish_at_ms = 0.0
         if self.backfill.landed(slot):
@@ -175,11 +178,19 @@ class Scheduler:
 
     def _wishes(self, now_ms: float) -> Wishes:
         hinted: tuple[int, ...] = ()
-        if self.prefetch.waiting and now_ms >= self._wish_at_ms:
+        if self.prefetch.waiting and (now_ms >= self._wish_at_ms or self._source_has_more()):
             hinted = self.prefetch.wishes(MAX_WISHES, self._may_come)
+            self._wish_at_ms = 0.0 if hinted else now_ms + RETRY_MS
         idle = not (self.cache.waiting or self.prefetch.pending)
         cold = self.backfill.wishes(self._is_at_hand) if idle else ()
         return Wishes(hinted, self.prefetch.spare_count(now_ms), cold)
+
+    def _source_has_more(self) -> bool:
+        """Whether something has come to the tier that slabs come from since this was last asked."""
+        before = self._source_landed_count
+        if self._source is not None:
+            self._source_landed_count = self._source.landed_count
+        return self._source_landed_count != before
 
     def _may_come(self, key: int) -> bool:
         return not self.cache.has_slot(key) and self._is_at_hand(key)

@@ -168,9 +168,7 @@ class ServedModel:
                 warm,
                 config.upload_pace,
             )
-            self._upload_resident(self.gpu, residents)
-            self.tiers[GPU_TIER] = self._offer_gpu(self.gpu, align, config.vram is not None)
-            log.info("%s: %.1f MB taken", self.gpu.device.name, self.gpu.plan.taken_bytes / 1e6)
+            self.tiers[GPU_TIER] = self._fill_gpu(self.gpu, residents, config)
 
     def _upload_resident(self, gpu: GpuTier, source: ResidentLayout) -> None:
         """What is not streamed."""
@@ -185,6 +183,7 @@ class ServedModel:
         kept = kept_tensors(self.index, chosen_layers(self.index, choice.layers))
         source_address = shm.address(self.resident_region.memory)
         gpu.upload_resident(gpu_resident_layout(kept), source, source_address)
+        log.info("%s: %.1f MB taken", gpu.device.name, gpu.plan.taken_bytes / 1e6)
 
     def _offer_host(self) -> OfferedTier:
         return OfferedTier(
@@ -197,7 +196,10 @@ class ServedModel:
             self.resident_region.size_bytes,
         )
 
-    def _offer_gpu(self, gpu: GpuTier, align: int, client_limited: bool) -> OfferedTier:
+    def _fill_gpu(
+        self, gpu: GpuTier, residents: ResidentLayout, config: StreamdConfig
+    ) -> OfferedTier:
+        self._upload_resident(gpu, residents)
         layers = gpu.plan.streamed.layers
         return OfferedTier(
             gpu.scheduler,
@@ -210,11 +212,11 @@ class ServedModel:
             gpu.device.ordinal,
             gpu.device.uuid,
             gpu.plan.reserve_bytes,
-            client_limited,
+            config.vram is not None,
             layers,
             self.resident_region.fd,
             self.resident_region.size_bytes if layers else 0,
-            align if layers else 0,
+            self.plan.layout.align if layers else 0,
         )
 
 

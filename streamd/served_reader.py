@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from shared.errors import ConfigError
 from shared.experts import ExpertIndex
-from streamd.config import DEPTH_MAX, StreamdConfig
+from streamd.config import StreamdConfig
 from streamd.io_best import drive_of, load_best
 from streamd.readers.depth import (
     MAX_LIMIT_BYTES,
@@ -14,6 +14,7 @@ from streamd.readers.depth import (
     DepthController,
 )
 from streamd.readers.direct import OpenFile
+from streamd.readers.engine import DEPTH_MAX
 from streamd.readers.paced_engine import PacedEngine
 from streamd.readers.probe import AUTO, choose_engine
 from streamd.readers.reader import PIECE_BYTES, Reader

@@ -11,6 +11,8 @@ def stalled_clients(cache: HostCache, now_ms: float, deadline_ms: float) -> list
     A client that itself waits for a slab is not stalled: we are. So are we where it is ours.
     """
     waiting = [client for client in cache.clients.values() if client.wanted]
+    if not waiting:
+        return []
     moved_before_ms = now_ms - deadline_ms
     return [
         client.number

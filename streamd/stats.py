@@ -22,9 +22,10 @@ from streamd.readers.reader import Reader
 from streamd.served_model import ServedModel
 from streamd.sessions import Sessions
 
-NO_GPU_TIER = {
+NO_GPU_TIER: dict[str, int | str] = {
     "hits": 0, "misses": 0, "evictions": 0, "joined_reads": 0,
     "slots": 0, "slots_used": 0, "bytes": 0, "uploads": 0, "uploaded_bytes": 0,
+    "resident_bytes": 0, "streamed_layers": 0, "streamed_bytes": 0, "device": "",
 }  # fmt: skip
 
 

@@ -67,12 +67,15 @@ class TraceWriter:
         self._thread.join()
 
     def _work(self) -> None:
-        with self._file:
-            while not (self._closing.is_set() and self._chunks.empty()):
-                try:
-                    self._write(self._chunks.get(timeout=0.2))
-                except Empty:
-                    continue
+        while not (self._closing.is_set() and self._chunks.empty()):
+            try:
+                self._write(self._chunks.get(timeout=0.2))
+            except Empty:
+                continue
+        try:
+            self._file.close()  # which tries once more to write what is left
+        except OSError as error:
+            self._fail(error)
 
     def _write(self, chunk: bytes) -> None:
         if self._failed:
@@ -81,6 +84,10 @@ class TraceWriter:
             self._file.write(chunk)
             self._file.flush()
         except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
             self._failed = True
             log.error("the trace %s ends here: %s", self._path, error.strerror)
 

@@ -21,12 +21,14 @@ from streamd.victims import VictimChooser
 _FORMAT = "streamd-trace"
 # What a trace of a long day may be; the rest of a longer one is not looked at.
 MAX_FILE_BYTES = 1 << 28
+# Of decode steps. More of them say little more, and take longer than a few seconds.
+MAX_LOOKUPS = 200_000
 _HEAD_CELLS = 4
 
 
 @dataclass(frozen=True)
 class RoutingTrace:
-    """groups: keys of each decode step in each layer, in order."""
+    """groups: keys of each decode step in each layer, in order, the first MAX_LOOKUPS of them."""
 
     n_layers: int
     n_experts: int
@@ -51,7 +53,7 @@ def read_trace(path: Path) -> RoutingTrace:
         } if (
             kind == _FORMAT and 0 < n_layers <= MAX_LAYERS and 0 < top_k <= n_experts <= MAX_EXPERTS
         ):
-            cells = np.frombuffer(body[: len(body) // 2 * 2], "<u2").astype(np.int64)
+            cells = np.frombuffer(body, "<u2", len(body) // 2)
             groups = _decode_groups(cells, n_layers, n_experts, top_k)
             return RoutingTrace(n_layers, n_experts, top_k, groups)
     raise ConfigError(f"{path} is no routing trace", "record one with streamd --trace FILE")
@@ -65,18 +67,18 @@ def _header(line: bytes) -> object:
 
 
 def _decode_groups(
-    cells: npt.NDArray[np.int64], n_layers: int, n_experts: int, top_k: int
+    cells: npt.NDArray[np.uint16], n_layers: int, n_experts: int, top_k: int
 ) -> list[list[int]]:
     """Of the records `client | layer | use count | count | experts`, those of decode steps."""
     groups: list[list[int]] = []
     at = 0
-    while at + _HEAD_CELLS <= len(cells):
+    while at + _HEAD_CELLS <= len(cells) and len(groups) < MAX_LOOKUPS // top_k:
         _, layer, use_count, count = cells[at : at + _HEAD_CELLS].tolist()
         experts = cells[at + _HEAD_CELLS : at + _HEAD_CELLS + count]
         at += _HEAD_CELLS + count
         is_whole = at <= len(cells) and layer < n_layers
         if is_whole and use_count == count <= top_k and bool((experts < n_experts).all()):
-            groups.append((layer * n_experts + experts).tolist())
+            groups.append((layer * n_experts + experts.astype(np.int64)).tolist())
     return groups
 
 

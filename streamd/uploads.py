@@ -18,7 +18,7 @@ copied, it waits for the drive itself. Few of them at a time, since a demand wai
 that are under way when it comes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,10 +105,10 @@ class Uploads:
         else:
             self._ahead[grant.slot] = grant
 
-    def promote(self, slot: int) -> None:
-        """Somebody waits now for what comes into a GPU slot."""
+    def promote(self, slot: int, owner: int) -> None:
+        """A client waits now for what comes into a GPU slot."""
         if grant := self._ahead.pop(slot, None):
-            self._demanded.append(grant.owner, grant)
+            self._demanded.append(owner, replace(grant, priority=Priority.DEMAND, owner=owner))
 
     def withdraw(self, slot: int) -> bool:
         """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""

@@ -26,6 +26,7 @@ from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
 from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
 from infer.daemon_process import EmbeddedDaemon
+from shared.command import run_command
 from shared.daemon_options import DaemonOptions
 from shared.options import add_options, build, given
 
@@ -80,6 +81,8 @@ def _arguments() -> argparse.Namespace:
     arguments.arms = arguments.arms.split(",")
     if unknown := set(arguments.arms) - set(SETTINGS):
         parser.error(f"unknown arm {', '.join(unknown)}: choose of {', '.join(SETTINGS)}")
+    if min(arguments.tokens, arguments.prompt) < 1 or arguments.warmup < 0:
+        parser.error("--tokens and --prompt are 1 or more, --warmup 0 or more")
     if ORACLE in arguments.arms and arguments.arms[0] == ORACLE:
         parser.error("the oracle has to be told by another arm: put one before it")
     return arguments
@@ -109,4 +112,4 @@ def _text(value: object) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("bench_stream", main))

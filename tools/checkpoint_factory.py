@@ -15,7 +15,6 @@ from gguf_factory import tokenizer_metadata
 
 VOCAB = 384
 WIDTH = 256
-BLOCK = 128
 
 HY3_CONFIG = {
     "model_type": "hy_v3",

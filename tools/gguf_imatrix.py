@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from gguf_importance import Importance
+from gguf_making import check_out
 from gguf_recording import Recorder
 
 from infer.config import ModelConfig
@@ -74,8 +75,7 @@ def collect(arguments: argparse.Namespace) -> int:
         windows = windows_of(arguments, tokenizer)
         print(f"{len(windows)} windows, {sum(map(len, windows))} tokens")
         return 0
-    if arguments.out.exists() and not arguments.force:
-        raise ConfigError(f"{arguments.out} exists", "give another --out, or --force")
+    check_out(arguments, [config.model] if config.model and config.model.exists() else [])
     recorder = Recorder()
     with Session(config, recorder) as session:
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
@@ -98,7 +98,9 @@ def _run(session: Session, windows: list[list[int]]) -> int:
     for done, window in enumerate(windows):
         engine.kv.truncate(0)
         try:
-            engine.extend(window)
+            # What is watched is computed whole: without a tap the last layer's experts would see
+            # the last token only.
+            engine.extend(window, tap=lambda *_: None)
         except KeyboardInterrupt:
             return done
         if sys.stderr.isatty():

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf_writing import ResumableFile, TensorPlan
+from gguf_layout import TensorPlan
+from gguf_writing import ResumableFile
 from numpy.typing import NDArray
 
 from shared.errors import MalformedModel, ModelError

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from gguf_importance import Importance
+from gguf_layout import TensorPlan, layout
 from gguf_quantize import quantize, type_name
 from gguf_types import Choice, matrix_count
-from gguf_writing import ResumableFile, TensorPlan, layout
+from gguf_writing import ResumableFile
 from numpy.typing import NDArray
 
 from shared.errors import ConfigError, MalformedModel
@@ -81,7 +82,9 @@ def make(
     out = check_out(arguments, sources)
     for note, count in _notes(outputs).items():
         print(f"{count} tensors: {note}", file=sys.stderr)
-    with ResumableFile(out, metadata, plans, sources, restart=arguments.restart) as file:
+    origins = [output.note for output in outputs]
+    resumed = {"origins": origins, "restart": arguments.restart}
+    with ResumableFile(out, metadata, plans, sources, **resumed) as file:
         if file.next_tensor:
             print(f"going on after {file.next_tensor} of {len(plans)} tensors", file=sys.stderr)
         progress = Progress(plans, file.next_tensor)
@@ -98,12 +101,14 @@ def make(
 
 
 def check_out(arguments: argparse.Namespace, sources: Sequence[Path]) -> Path:
-    """Where to write; ConfigError where it exists or is a source."""
+    """Where to write; ConfigError where it exists, is a source or cannot be."""
     out: Path = arguments.out
     if any(out.exists() and out.samefile(source) for source in sources):
         raise ConfigError(f"{out} is one of the sources", "give another --out")
     if out.exists() and not arguments.force:
         raise ConfigError(f"{out} exists", "give another --out, or --force to replace it")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out.parent} is no directory", "make it, or give another --out")
     return out
 
 

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from gguf_importance import Importance
+from gguf_layout import TensorPlan
 from gguf_making import Output, add_output_options, make, quantised
 from gguf_quantize import type_name
 from gguf_sources import GgufSource
 from gguf_types import Choice, TypeChooser, add_type_options, chooser, compile_pattern
-from gguf_writing import TensorPlan
 
 from shared.command import run_command
 from shared.errors import ConfigError, MalformedModel
@@ -108,7 +108,10 @@ def _taken(source: GgufSource, other: GgufSource, patterns: list[str]) -> dict[s
         pattern = compile_pattern(text)
         names = [name for name in other.index.tensors if pattern.fullmatch(name)]
         if not names:
-            raise ConfigError(f"--take {text} names no tensor of {other.index.paths[0]}", "")
+            raise ConfigError(
+                f"--take {text} names no tensor of {other.index.paths[0]}",
+                "see `infer inspect --tensors` for the names",
+            )
         found |= {name: other.index.tensors[name] for name in names}
     for name, tensor in found.items():
         ours = source.index.tensors.get(name)

@@ -16,7 +16,6 @@ from infer.kernels import ggml_library
 from shared.errors import MalformedModel, UnsupportedModel
 from shared.quants import GEOMETRY, TensorType, row_bytes
 
-_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _WHOLE_NUMBERS = (TensorType.I8, TensorType.I16, TensorType.I32, TensorType.I64, TensorType.F64)
 # What a dot product makes of its activations; no file has weights of these.
 _INTERNAL = (TensorType.Q8_1, TensorType.Q8_K)

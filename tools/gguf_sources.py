@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_layout import RawValue
 from gguf_quantize import dequantize
-from gguf_writing import RawValue
 from numpy.typing import NDArray
 
 from shared.errors import ModelChanged, ReadFailed

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from gguf_convert import DEFAULT_TYPES
+from gguf_layout import TensorPlan, write_header_only
 from gguf_making import add_output_options, check_out, show, summary
 from gguf_types import add_type_options, chooser
-from gguf_writing import TensorPlan, write_header_only
 from hf_families import convert_model
 from hf_metadata import file_metadata
 from safetensors_files import read_json

@@ -1,138 +1,27 @@
 """Write a GGUF file tensor by tensor: it can be interrupted and continued, and is never seen half.
 
-    magic "GGUF" | version u32 | tensor count u64 | key count u64
-    key count x { key: string | value type u32 | value }
-    tensor count x { name: string | dimension count u32 | dimensions u64 each | type u32 | offset }
-    padding | each tensor at a multiple of the alignment
-
 Until it is whole the file is OUT.part; OUT.part.journal says which tensors of it are on disk:
 
-    {"plan": hash of the header and of the sources' sizes and times}
+    {"plan": hash of the header, of the sources' sizes and times, and of where tensors come from}
     {"done": tensors written, in file order}      the last such line counts
 """
 
 import errno
 import fcntl
 import json
-import math
 import os
 import shutil
-import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
+from gguf_layout import TensorPlan, layout
 
 from shared.errors import ConfigError, StreamError
-from shared.quants import row_bytes
 
-VERSION = 3
-ALIGNMENT = 32
 SYNC_BYTES = 256 << 20  # at the most so much is written again after an interruption
-
-_U8, _I8, _U16, _I16, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64, _F64 = range(13)
-_ARRAY_TYPES = {
-    np.dtype(code): value_type
-    for code, value_type in {
-        "u1": _U8,
-        "i1": _I8,
-        "u2": _U16,
-        "i2": _I16,
-        "u4": _U32,
-        "i4": _I32,
-        "f4": _F32,
-        "?": _BOOL,
-        "u8": _U64,
-        "i8": _I64,
-        "f8": _F64,
-    }.items()
-}
-
-
-class RawValue(bytes):
-    """A value as it stands in another file: its type u32 and its bytes."""
-
-
-class TensorPlan(NamedTuple):
-    """One tensor to be written; `shape` in ggml's order, columns first."""
-
-    name: str
-    shape: tuple[int, ...]
-    type_id: int
-
-    @property
-    def byte_count(self) -> int:
-        return row_bytes(self.type_id, self.shape[0]) * math.prod(self.shape[1:])
-
-
-@dataclass(frozen=True)
-class Layout:
-    """`header` with its padding; `offsets` of the tensors from the file's start."""
-
-    header: bytes
-    offsets: tuple[int, ...]
-    total_bytes: int
-
-
-def layout(metadata: Mapping[str, Any], tensors: Sequence[TensorPlan]) -> Layout:
-    """Values: bool, int, float (as F32), str, numpy arrays, lists of one of these, RawValue."""
-    head = bytearray(struct.pack("<4sIQQ", b"GGUF", VERSION, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        head += _string(key) + encode_value(value)
-    relative = 0
-    offsets = []
-    for tensor in tensors:
-        head += _string(tensor.name) + struct.pack("<I", len(tensor.shape))
-        head += struct.pack(f"<{len(tensor.shape)}QIQ", *tensor.shape, tensor.type_id, relative)
-        offsets.append(relative)
-        relative += _padded(tensor.byte_count)
-    head += bytes(_padded(len(head)) - len(head))
-    start = len(head)
-    return Layout(bytes(head), tuple(start + offset for offset in offsets), start + relative)
-
-
-def encode_value(value: Any) -> bytes:
-    """A metadata value with its type in front."""
-    match value:
-        case RawValue():
-            return value
-        case bool():
-            return struct.pack("<I?", _BOOL, value)
-        case int():
-            kind, code = (
-                (_I64, "q") if value < 0 else (_U32, "I") if value < 1 << 32 else (_U64, "Q")
-            )
-            return struct.pack(f"<I{code}", kind, value)
-        case float():
-            return struct.pack("<If", _F32, value)
-        case str():
-            return struct.pack("<I", _STRING) + _string(value)
-        case _:
-            return _encode_array(value)
-
-
-def _encode_array(value: Any) -> bytes:
-    if isinstance(value, list) and value and isinstance(value[0], str):
-        body = b"".join(_string(text) for text in value)
-        return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + body
-    array = np.asarray(value)
-    if array.dtype == np.int64 and not isinstance(value, np.ndarray):
-        array = array.astype(np.int32)
-    return struct.pack("<IIQ", _ARRAY, _ARRAY_TYPES[array.dtype], array.size) + array.tobytes()
-
-
-def write_header_only(
-    path: Path, metadata: Mapping[str, Any], tensors: Sequence[TensorPlan]
-) -> int:
-    """A file of the header alone, put in place at once; the bytes it would have in full."""
-    plan = layout(metadata, tensors)
-    part = Path(f"{path}.part")
-    part.write_bytes(plan.header)
-    os.replace(part, path)
-    return plan.total_bytes
 
 
 class ResumableFile:
@@ -148,15 +37,19 @@ class ResumableFile:
         tensors: Sequence[TensorPlan],
         sources: Iterable[Path],
         *,
+        origins: Iterable[str] = (),
         restart: bool = False,
     ) -> None:
-        """ConfigError where OUT.part belongs to another plan or process, or the disk is full."""
+        """`origins`: words that differ where a tensor's bytes do, though nothing else tells.
+
+        ConfigError where OUT.part belongs to another plan or process, or the disk is full.
+        """
         self.path = path
         self.tensors = tuple(tensors)
         self.layout = layout(metadata, tensors)
         self._part = Path(f"{path}.part")
         self._journal_path = Path(f"{path}.part.journal")
-        self._plan = _plan_hash(self.layout.header, sources)
+        self._plan = _plan_hash(self.layout.header, sources, origins)
         self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._lock()
@@ -165,6 +58,7 @@ class ResumableFile:
             if self.next_tensor == 0:
                 self._begin()
             self._journal = self._journal_path.open("a", encoding="utf-8")
+            self._journal.write("\n")  # behind what may be a torn line
         except BaseException:
             os.close(self._fd)
             raise
@@ -220,11 +114,10 @@ class ResumableFile:
     def _done_before(self) -> int:
         """How many tensors an interrupted run of the same plan has left."""
         try:
-            lines = self._journal_path.read_text(encoding="utf-8").split("\n")
+            lines = self._journal_path.read_text(encoding="utf-8", errors="replace").split("\n")
         except FileNotFoundError:
             return 0
-        # The last line may be torn; what it would have said is then done again.
-        entries = [json.loads(line) for line in lines[:-1]]
+        entries = list(_entries(lines))
         if not entries or entries[0].get("plan") != self._plan:
             raise ConfigError(
                 f"{self._part} was begun with other types or other sources",
@@ -277,18 +170,22 @@ class ResumableFile:
         self._fd = -1
 
 
-def _plan_hash(header: bytes, sources: Iterable[Path]) -> str:
+def _entries(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """A journal's; a line that was torn says nothing, and what it would have said is done again."""
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+def _plan_hash(header: bytes, sources: Iterable[Path], origins: Iterable[str]) -> str:
     digest = xxhash.xxh3_64(header)
+    for origin in origins:
+        digest.update(f"{origin}\n".encode())
     for source in sources:
         status = source.stat()
         digest.update(f"{source.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogateescape")
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _padded(byte_count: int) -> int:
-    return -(-byte_count // ALIGNMENT) * ALIGNMENT

@@ -4,6 +4,7 @@ python tools/kl_to_exact.py models/demo-hy3-iq2mix.gguf --text FILE.txt
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from infer.config import ModelConfig
 from infer.session import Session
+from shared.command import run_command
 
 
 def log_probabilities(model: Path, text: str, exact: bool) -> torch.Tensor:
@@ -40,4 +42,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("kl_to_exact", main))

@@ -20,6 +20,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf_factory import TinyModel, TinyTensor, add_value, float_tensor, hy3_model
 from gguf_glm import GlmSizes, glm_model
 
+from shared.command import run_command
+
 HY3_WIDTHS = {
     "width": 4096,
     "expert_width": 1536,
@@ -128,4 +130,4 @@ def _data(rng: np.random.Generator, name: str, tensor: TinyTensor, skew: float) 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("make_synthetic", main))

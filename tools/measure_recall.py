@@ -9,6 +9,7 @@ gate and with the correction that is learnt on the way. On random weights it mea
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from infer.config import ModelConfig
 from infer.predict import Correction, Floats, Predictor
 from infer.prefetch import MAX_DEPTH, Integers, margin_count
 from infer.session import Session
+from shared.command import run_command
 
 SKIPPED_SHARE = 0.25  # at the beginning, where the correction has learnt little
 
@@ -34,6 +36,12 @@ class NoCorrection(Correction):
 
     def learn(self, scores: Floats, actual: Floats) -> None:
         """It does not."""
+
+
+class WatchfulPredictor(Predictor):
+    """Guesses for tokens too that miss no expert, where the product has no use for it."""
+
+    sees_hits = True
 
 
 class RecallMeter:
@@ -75,7 +83,7 @@ def measure(session: Session, ids: list[int], correction: type[Correction]) -> R
     layers = engine.model.layers
     numbers = [number for number, layer in enumerate(layers) if isinstance(layer.ffn, MoeFfn)]
     meter = RecallMeter(numbers, len(layers), top_k)
-    engine.model.foresight = Predictor(engine.kernels, shape.eps, layers, meter, correction)
+    engine.model.foresight = WatchfulPredictor(engine.kernels, shape.eps, layers, meter, correction)
     engine.kv.truncate(0)
     for place, token in enumerate(ids):
         meter.counting = place >= SKIPPED_SHARE * len(ids)
@@ -97,7 +105,9 @@ def main() -> None:
     config = ModelConfig(model=arguments.model, device="cpu", prefetch="off")
     rows = []
     with Session(config) as session:
-        ids = session.tokenizer.encode(arguments.file.read_text())[: arguments.tokens]
+        ids = session.tokenizer.encode(arguments.file.read_text(encoding="utf-8"))[
+            : arguments.tokens
+        ]
         top_k = session.engine.client.experts.top_k
         wide = top_k + margin_count(top_k)
         for gate, correction in (("plain", NoCorrection), ("corrected", Correction)):
@@ -121,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("measure_recall", main))

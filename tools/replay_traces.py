@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -48,20 +49,35 @@ class Trace:
 def load_trace(path: Path, token_count: int = 0) -> Trace:
     """By its form: .route.csv, a fingerprint .npz, or what `streamd --trace` wrote.
 
-    token_count: of a .npz, only so many tokens from its start; 0 for all.
+    token_count: of a .npz, only so many tokens from its start; 0 for all. SystemExit, with a word,
+    for what is none of these.
     """
+    try:
+        trace = _load(path, token_count)
+    except OSError as error:
+        raise SystemExit(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, KeyError, IndexError, TypeError, BadZipFile) as error:
+        raise _no_trace(path) from error
+    if not trace.groups:
+        raise _no_trace(path)
+    return trace
+
+
+def _no_trace(path: Path) -> SystemExit:
+    return SystemExit(
+        f"{path} is no routing trace: give a .route.csv, a .npz with 'experts', or what"
+        " streamd --trace has written"
+    )
+
+
+def _load(path: Path, token_count: int) -> Trace:
     if path.suffix == ".csv":
         return _load_route_csv(path)
     content = path.read_bytes()
     if content.startswith(DAEMON_TRACE):
         return _load_daemon_trace(path.name, content)
     with np.load(path) as arrays:
-        if "experts" in arrays:
-            return _load_fingerprints(path.stem, arrays["experts"], token_count)
-    raise SystemExit(
-        f"{path} is no routing trace: give a .route.csv, a .npz with 'experts', or what"
-        " streamd --trace has written"
-    )
+        return _load_fingerprints(path.stem, arrays["experts"], token_count)
 
 
 def _load_route_csv(path: Path) -> Trace:

@@ -15,6 +15,7 @@ from infer.families.glm_shape import GlmShape
 from infer.families.latent_heads import key_matrices, value_matrices
 from infer.families.mtp import bind_mtp
 from infer.families.parts import Parts
+from infer.families.trunk import bind_trunk
 from infer.kernels.scratch import LatentBounds
 from infer.latent_cache import LatentShape
 from infer.model import Layer, Model, ModelShape
@@ -50,22 +51,14 @@ def read_shape(index: GgufIndex) -> ModelShape:
 
 
 def build(parts: Parts) -> Model:
-    weights, shape, glm = parts.weights, read_shape(parts.index), GlmShape.from_gguf(parts.index)
+    shape, glm = read_shape(parts.index), GlmShape.from_gguf(parts.index)
     check_router(parts)
     rope = _rope(parts, glm)
     layers = [
         _layer(parts, shape.width, glm, rope, number, number in glm.index_layers)
         for number in range(shape.n_layers)
     ]
-    output = weights.first("output.weight", "token_embd.weight")
-    return Model(
-        parts.kernels,
-        shape,
-        weights.matrix("token_embd.weight", shape.vocab_size, shape.width),
-        layers,
-        weights.vector("output_norm.weight", shape.width),
-        weights.matrix(output, shape.vocab_size, shape.width),
-    )
+    return bind_trunk(parts, shape, layers)
 
 
 def build_mtp(parts: Parts) -> MtpBlock:

@@ -9,6 +9,7 @@ from infer.blocks.attention import GqaAttention, GqaShape, RopeTables
 from infer.families.feed_forward import check_router, feed_forward
 from infer.families.mtp import bind_mtp
 from infer.families.parts import Parts
+from infer.families.trunk import bind_trunk
 from infer.kv_cache import KvShape
 from infer.model import Layer, Model, ModelShape
 from infer.mtp import MtpBlock
@@ -53,20 +54,11 @@ def read_shape(index: GgufIndex) -> ModelShape:
 
 
 def build(parts: Parts) -> Model:
-    weights = parts.weights
     shape = read_shape(parts.index)
     check_router(parts)
     rope = _rope(parts, shape)
     layers = [_layer(parts, shape, rope, number) for number in range(shape.n_layers)]
-    output = weights.first("output.weight", "token_embd.weight")
-    return Model(
-        parts.kernels,
-        shape,
-        weights.matrix("token_embd.weight", shape.vocab_size, shape.width),
-        layers,
-        weights.vector("output_norm.weight", shape.width),
-        weights.matrix(output, shape.vocab_size, shape.width),
-    )
+    return bind_trunk(parts, shape, layers)
 
 
 def build_mtp(parts: Parts) -> MtpBlock:

@@ -65,10 +65,10 @@ class ReadQueue:
         slab.pieces_left -= withdrawn_count
         return withdrawn_count
 
-    def promote(self, slab: Slab) -> None:
+    def promote(self, slab: Slab, owner: int) -> None:
         """Make what is left of a slab a demand, behind its owner's demands that wait already."""
         moved = self._take_out(slab)
-        slab.priority = Priority.DEMAND
+        slab.priority, slab.owner = Priority.DEMAND, owner
         for piece in moved:
             self.push(piece)
 

@@ -115,9 +115,9 @@ class Reader:
         slab = self._slabs[key]
         return self._waiting.waiting_count(slab) == slab.pieces_left and self.cancel(key)
 
-    def promote(self, key: Hashable) -> None:
+    def promote(self, key: Hashable, owner: int = 0) -> None:
         """Somebody waits now for a slab that was read ahead: what is left of it is demanded."""
-        self._waiting.promote(self._slabs[key])
+        self._waiting.promote(self._slabs[key], owner)
         self._pump()
 
     def poll(self) -> list[Completion]:

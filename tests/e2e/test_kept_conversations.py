@@ -59,6 +59,16 @@ def test_a_chat_goes_on_where_it_was_saved(chat, place):
     assert int(refused[1]) > second[0]
 
 
+def test_a_damaged_session_leaves_a_new_conversation(chat, place):
+    _, (first,), _ = chat("--kv-sessions", "off", stdin=f"{QUESTION}\n/save trip\n")
+    (path,) = place.state_dir.glob("streamd/sessions/*/saved/trip.kv")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    _, counts, err = chat("--kv-sessions", "off", stdin=f"/load trip\n/save other\n{QUESTION}\n")
+    assert "trip.kv is damaged or foreign: the checksum of block 0 is wrong" in err
+    assert "there is nothing to save yet" in err
+    assert counts == [first], "nothing of the past that could not be loaded"
+
+
 def test_limits(chat, place):
     chat("--kv-sessions", 2, stdin="One.\n/reset\nTwo.\n/reset\nThree.\n")
     assert len(_kept(place)) == 2

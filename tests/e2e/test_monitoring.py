@@ -159,6 +159,12 @@ def test_lines_for_programs(module_place, counting, tmp_path):
     assert not any(value == "" for row in rows for value in row.values())
 
 
+def test_a_table_without_watching_is_refused(module_place, tmp_path):
+    done = module_place.run("streamd", "stats", "--csv", tmp_path / "stats.csv")
+    assert done.returncode == 1
+    assert "--watch" in done.stderr
+
+
 def test_a_pipe_gets_plain_lines(module_place, daemon):
     process = module_place.start("streamd", "stats", "--watch", "0.1")
     lines = [process.stdout.readline() for _ in range(2)]

@@ -16,7 +16,7 @@ QUESTION = "Tell me a story about a river."
 TOKEN_COUNT = 48
 WORDS = ("--temp", 0, "--exact", "--kv-sessions", "off", "--max-tokens", TOKEN_COUNT)
 # At the floor of the cache, an answer takes a few seconds.
-DRIVE = ("--io", "paced:6MB/s")
+DRIVE = ("--io", "paced:10MB/s")
 ANSWER_S = 90.0
 
 
@@ -88,9 +88,14 @@ def test_a_conversation_goes_on_and_lets_go_of_the_dead_daemon_s_memory(
     terminal = open_terminal(*WORDS, "--name", "river")
     terminal.enter("Which is the largest planet in the solar system?")
     terminal.read_until(figures)
+    terminal.read_until(r"\n>")
     before = _shared_memory(terminal.process.pid)
     daemon.process.kill()
     daemon.process.wait()
+    # At once: the next daemon plans with the memory that it finds free.
+    module_place.wait_until(
+        lambda: not _shared_memory(terminal.process.pid), "the chat lets go while it waits"
+    )
     terminal.enter("I want to book a flight to Seattle.")
     terminal.read_until("waiting up to 30 s for it to come back")
     after = start_daemon()

@@ -74,6 +74,21 @@ def test_bench(infer_prints):
     assert "decode" in infer_prints("bench", "-p", 4, "-n", 2, "--warmup", 0)
 
 
+def test_bench_by_part(infer_prints):
+    profile = json.loads(infer_prints("bench", "-p", 32, "-n", 16, "--profile", "--json"))[
+        "profile"
+    ]
+    for phase, count in (("prefill", 32), ("decode", 16)):
+        parts_s, wall_s = profile[phase]["parts_s"], profile[phase]["wall_s"]
+        assert profile[phase]["tokens"] == count
+        assert sum(parts_s.values()) == pytest.approx(wall_s, rel=0.05, abs=0.03)
+        assert min(parts_s.values()) >= 0
+        assert {"attention", "router", "experts", "shared expert", "output head"} <= parts_s.keys()
+    human = infer_prints("bench", "-p", 4, "-n", 2, "--warmup", 0, "--profile")
+    assert "daemon waits" in human or "sections of slots" in human
+    assert "wall clock" in human
+
+
 def test_inspect(infer_prints, demo_model):
     values = json.loads(infer_prints("inspect", demo_model, "--json"))
     assert (values["architecture"], values["experts_per_layer"], values["top_k"]) == (

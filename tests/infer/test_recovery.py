@@ -90,6 +90,7 @@ class _Client:
         self.memory: _Memory | None = _Memory()
         self.lifeline = Lifeline(self, recovery, self._bind, self._unbind)
         self.losses_left = loss_count
+        self.attached = True
 
     def compute(self) -> str:
         memory = self.memory
@@ -100,15 +101,17 @@ class _Client:
 
     def attach(self) -> None:
         self.events.append("attach")
+        self.attached = True
 
     def detach(self) -> None:
         self.events.append("detach")
+        self.attached = False
 
-    def wait_for_end(self, wake_fd: int) -> DaemonLost | None:
+    def wait_for_end(self, wake_fd: int) -> bool:
         if self.losses_left:
-            return DaemonLost("gone")
+            return True
         select.select([wake_fd], [], [])
-        return None
+        return False
 
     def _bind(self) -> None:
         self.memory = _Memory()
@@ -190,3 +193,13 @@ def test_an_idle_client_of_a_daemon_that_lives_keeps_everything():
             pass
     assert client.lifeline.redo_if_lost(client.compute) == "done"
     assert (client.memory, client.events) == (memory, [])
+
+
+def test_a_client_that_lost_its_place_attaches_before_it_goes_on():
+    """Revoked, and refused when it attached again: the daemon lives, and was full."""
+    client = _Client(0, None)
+    client.attached = False
+    memory = client.memory
+    assert client.lifeline.redo_if_lost(client.compute) == "done"
+    assert client.events == ["attach"]
+    assert client.memory is not memory

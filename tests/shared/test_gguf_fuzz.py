@@ -2,6 +2,7 @@
 
 import struct
 import time
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -74,3 +75,70 @@ def test_no_mutant_escapes_as_another_exception(fuzz_bases, data):
         text = str(error)
     assert text.isprintable()
     assert time.monotonic() - began < 2
+
+
+EXTREMES = [
+    *(0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40),
+    *(2**62, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1),
+]
+MOST_BYTES = 64 << 20
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_extreme_numbers_cost_neither_time_nor_memory(fuzz_bases, data):
+    """Lengths, counts, offsets and types are what they should not be: in any place, and several."""
+    bases, path = fuzz_bases
+    content = bytearray(data.draw(st.sampled_from(bases)))
+    positions = st.integers(4, min(len(content), 6000) - 8)
+    numbers = st.tuples(positions, st.sampled_from(EXTREMES), st.sampled_from(["<Q", "<I"]))
+    for at, number, form in data.draw(st.lists(numbers, min_size=1, max_size=3)):
+        struct.pack_into(form, content, at, number & (2 ** (8 * struct.calcsize(form)) - 1))
+    path.write_bytes(content)
+    began, message = time.monotonic(), "none"
+    tracemalloc.start()
+    try:
+        index = GgufIndex.open(path)
+        resident_tensors(index)
+        ExpertIndex.from_gguf(index)
+    except StreamError as error:
+        message = str(error)
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert message.isprintable()
+    assert peak_bytes < MOST_BYTES
+    assert time.monotonic() - began < 4
+
+
+@pytest.fixture(scope="module")
+def shards(gguf_factory, tmp_path_factory) -> dict[Path, bytes]:
+    directory = tmp_path_factory.mktemp("shards")
+    model = gguf_factory.hy3_model(n_layers=2, tokenizer=False)
+    model.write(directory / "m.gguf", shard_tensors=20)
+    paths = sorted(directory.glob("m-*.gguf"))
+    assert len(paths) > 1
+    return {path: path.read_bytes() for path in paths}
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_mutant_among_shards(shards, data):
+    for path, content in shards.items():
+        path.write_bytes(content)
+    mutant = data.draw(st.sampled_from(sorted(shards)))
+    content = bytearray(shards[mutant])
+    positions = st.integers(0, min(len(content), 3000) - 1)
+    for at, byte in data.draw(
+        st.lists(st.tuples(positions, st.integers(0, 255)), min_size=1, max_size=4)
+    ):
+        content[at] = byte
+    mutant.write_bytes(content)
+    for path in shards:
+        message = "none"
+        try:
+            index = GgufIndex.open(path)
+            assert len(index.paths) in (1, len(shards))
+        except StreamError as error:
+            message = str(error)
+        assert message.isprintable()

@@ -98,8 +98,8 @@ class FakeTier:
         extent = Extent(0, 0, SLAB_BYTES, self._memory)
         self.reader.submit(SlabRead(grant.slot, (extent,)), grant.priority)
 
-    def promote(self, slot: int) -> None:
-        self.reader.promote(slot)
+    def promote(self, slot: int, owner: int) -> None:
+        self.reader.promote(slot, owner)
 
     def withdraw(self, slot: int) -> bool:
         return self.reader.withdraw(slot)

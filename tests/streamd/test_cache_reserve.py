@@ -4,6 +4,7 @@ import numpy as np
 from cache_bench import CacheBench
 
 from shared.residency import MAX_CLIENTS
+from streamd.grants import Wishes
 
 # Reserve and age
 
@@ -96,6 +97,21 @@ def test_the_reserve_is_whole_also_while_slots_are_given(floor):
     floor.step()
     floor.finish_all()
     assert clients[0].look_up(0, [8])[0] >= 0
+
+
+def test_hints_take_nothing_from_a_demand_while_a_newcomer_lacks_room(bench):
+    client = bench.attach(0)
+    bench.press(client, range(8))
+    hints = Wishes(prefetch=(14, 15))
+    while not bench.cache.ahead:
+        bench.step(wishes=hints)
+    bench.attach(1)
+    (slots,) = bench.cache.classes
+    assert bench.cache.reserve.room_ahead(slots, bench.cache.ahead) < 0
+    client.enter()
+    client.fetch(1, [12])
+    granted = [grant.expert for _ in range(3) for grant in bench.step(wishes=hints).grants]
+    assert granted == [12]
 
 
 def test_a_class_that_holds_everything_never_evicts():

@@ -15,7 +15,7 @@ from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from streamd.governor import CALM_S
 from streamd.grants import Grant
-from streamd.host_governor import INTERVAL_S, HostGovernor
+from streamd.host_governor import INTERVAL_S, MAX_GIVEN_BACK, HostGovernor
 from streamd.host_tier import HostTier
 from streamd.plan import HostPlan
 from streamd.readers.direct import open_file
@@ -148,6 +148,13 @@ def test_a_machine_that_is_short_gets_memory_and_gives_it_again(tier):
     assert slots.usable_count == SLOTS, "not so often"
     tick(total_bytes // 2)
     assert slots.usable_count == SLOTS // 4, "the floor"
+    held_bytes, turns = [tier.held_bytes], 0
+    while governor.busy:
+        governor.tick()
+        held_bytes.append(tier.held_bytes)
+        turns += 1
+    assert turns == -(-len(slots.closed) // MAX_GIVEN_BACK), "a few slots each turn"
+    assert held_bytes == sorted(held_bytes, reverse=True)
     assert sorted(unpinned) == sorted(slots.closed)
     assert tier.held_bytes == pytest.approx(total_bytes / 4)
     assert in_memory(tier.region) < 0.3 * total_bytes

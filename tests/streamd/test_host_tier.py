@@ -209,7 +209,7 @@ def test_a_slot_that_waits_for_pages_can_be_promoted_and_not_withdrawn(make_worl
     for slot in range(2):
         world.tier.submit(ahead(world, slot, slot))
     assert world.tier.withdraw(1) is False
-    world.tier.promote(1)
+    world.tier.promote(1, owner=0)
     go_on.set()
     assert world.arrive(2) == {0: None, 1: None}
     assert priorities == [Priority.PREFETCH, Priority.DEMAND]
@@ -222,6 +222,6 @@ def test_what_is_read_ahead_can_be_promoted(make_world):
     world.reader.depth = 0
     world.tier.submit(ahead(world, 0, 1))
     world.reader.depth = DEPTH
-    world.tier.promote(0)
+    world.tier.promote(0, owner=0)
     assert world.arrive(1) == {0: None}
     world.check(0, 1)

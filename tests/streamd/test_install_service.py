@@ -148,6 +148,12 @@ def test_where_it_may_not_write_it_says_what_to_do(home, demo_model):
     assert "--user" in refusal.value.remedy
 
 
+def test_a_unit_of_ones_own_runs_as_nobody_else(home, demo_model):
+    with pytest.raises(ConfigError, match="--run-as"):
+        install(arguments(model=demo_model, run_as="somebody"))
+    assert not home.exists()
+
+
 def test_a_service_of_the_machine_goes_where_machines_have_them():
     places = Places.of(user=False)
     assert str(places.unit_dir) == "/etc/systemd/system"

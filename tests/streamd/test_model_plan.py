@@ -4,7 +4,7 @@ import json
 
 import pytest
 from gguf_factory import hy3_model
-from gguf_writing import TensorPlan, write_header_only
+from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
 from shared.errors import ConfigError

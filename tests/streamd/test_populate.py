@@ -13,6 +13,7 @@ from shared import shm
 from streamd import populate as populate_module
 from streamd.pages import page_report
 from streamd.populate import PageFinder, Populator, populate
+from streamd.readers.slab_read import Priority
 
 PAGE = mmap.PAGESIZE
 PATIENCE_S = 10.0
@@ -105,3 +106,24 @@ def test_nobody_waits_for_it_and_closing_waits_for_the_one_at_hand_alone(memory)
     populator.close()
     assert len(found) == 1
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_somebody_waits_for_goes_first(memory):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def find(buffer: memoryview) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    populator = Populator(find)
+    populator.submit("at hand", memoryview(memory), Priority.BACKFILL)
+    assert begun.wait(PATIENCE_S)
+    for priority in (Priority.BACKFILL, Priority.PREFETCH, Priority.DEMAND):
+        for number in range(2):
+            populator.submit((priority.name, number), memoryview(memory), priority)
+    go_on.set()
+    assert [key for key, _ in wait_for(populator, 7)] == [
+        "at hand",
+        *((name, number) for name in ("DEMAND", "PREFETCH", "BACKFILL") for number in range(2)),
+    ]
+    populator.close()

@@ -249,3 +249,33 @@ def test_a_failed_prefetch_is_counted_and_its_slot_free_again(world, client):
     world.idle(10.0)
     assert check_books(world).failed == 1
     assert world.cache.classes[0].spare_count == 64
+
+
+def test_backfill_does_not_try_again_and_again_where_nothing_may_be_held():
+    """The smallest cache for two clients: its slots are FREE, and all of them are the clients'."""
+    world = PrefetchWorld(slot_count=8)
+    for _ in range(2):
+        world.decoder()
+    world.cache.heat.policy.heat[:40] = 1
+    world.idle(500.0)
+    assert world.tier.read_count == 0
+    assert not world.scheduler.waiting
+
+
+def test_backfill_in_a_small_tier_goes_on_when_what_it_brings_has_landed():
+    world = PrefetchWorld(slot_count=8)
+    world.decoder()
+    world.cache.heat.policy.heat[:40] = 1
+    world.idle(100.0)
+    assert world.scheduler.backfill.slab_count == 6, "all but the reserve"
+    assert not world.scheduler.waiting
+
+
+def test_what_a_client_that_leaves_has_not_used_is_wasted(world, client):
+    client.area.uses[2, 1] += 5
+    hint(world, client, 2, [1])
+    world.idle(5)
+    world.scheduler.forget(client.number)
+    world.cache.detach(client.number)
+    world.idle(5)
+    assert check_books(world).wasted == 1

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,11 @@ def test_a_disk_that_is_too_slow_holds_nobody_up(path, monkeypatch):
 def test_a_place_that_cannot_be_written(tmp_path, demo_model, experts):
     with pytest.raises(ConfigError, match="cannot write the trace"):
         Tracer(tmp_path / "nowhere" / "a.trace", demo_model, experts)
+
+
+def test_a_full_disk_ends_the_trace_and_nothing_else(caplog):
+    writer = TraceWriter(Path("/dev/full"), b"header")
+    writer.put(b"x")
+    writer.close()
+    assert caplog.messages == ["the trace /dev/full ends here: No space left on device"]
+    assert not writer.put(b"y")

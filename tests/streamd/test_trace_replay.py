@@ -42,6 +42,12 @@ def test_a_record_cut_short_is_left_out(tmp_path):
     assert read_trace(path).groups == [[4, 7]]
 
 
+def test_of_a_long_trace_the_beginning_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("streamd.trace_replay.MAX_LOOKUPS", 5)
+    path = a_trace(tmp_path, [(1, 2, [0, 3]), (2, 2, [1, 2]), (1, 2, [1, 2])])
+    assert read_trace(path).groups == [[4, 7], [9, 10]]
+
+
 @pytest.mark.parametrize(
     "change",
     [{"format": "other"}, {"n_layers": 0}, {"top_k": 5}, {"n_experts": "4"}],

@@ -90,8 +90,10 @@ def test_the_command_writes_what_llama_cpp_reads(model, tmp_path, capsys):
     shapes = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
     assert shapes["blk.2.ffn_down_exps.weight.in_sum2"] == [256, 8]
     assert shapes["blk.2.ffn_down_exps.weight.counts"] == [1, 8]
-    counts = next(t.data for t in reader.tensors if t.name == "blk.0.attn_q.weight.counts")
-    assert counts.tolist() == [[3 * 16]]
+    counts = {t.name: t.data for t in reader.tensors if t.name.endswith(".counts")}
+    assert counts["blk.0.attn_q.weight.counts"].tolist() == [[3 * 16]]
+    routed = [counts[f"blk.{layer}.ffn_down_exps.weight.counts"].sum() for layer in (1, 2)]
+    assert routed[0] == routed[1] > 3 * 16, "all tokens, in the last layer too"
     assert "output.weight.in_sum2" not in shapes
     windows, tokens = (int(word) for word in counted.split() if word.isdigit())
     assert tokens == windows * 16

@@ -134,6 +134,28 @@ def test_splices_that_do_not_fit(gguf_factory, model, tmp_path, capsys, options,
     assert message in capsys.readouterr().err
 
 
+def test_another_choice_of_tensors_is_not_gone_on_with(gguf_factory, model, tmp_path, capsys):
+    """Same header, same sources: only what is taken is another."""
+    other = gguf_factory.hy3_model(mtp=True, seed=9).write(tmp_path / "other.gguf")
+    out, sources = tmp_path / "out.gguf", [str(model), "--splice", str(other)]
+    gone_on = [*sources, "-o", str(out), "--take", "token_embd"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gguf_writing.ResumableFile.finish", lambda _file: _interrupted())
+        assert main(gone_on) == 130
+    assert main([*sources, "-o", str(out), "--take", "output_norm"]) == 1
+    assert "--restart" in capsys.readouterr().err
+    assert main(gone_on) == 0
+
+
+def _interrupted():
+    raise KeyboardInterrupt
+
+
+def test_a_directory_that_is_not_there(model, tmp_path, capsys):
+    assert main([str(model), "-o", str(tmp_path / "no" / "out.gguf")]) == 1
+    assert "is no directory" in capsys.readouterr().err
+
+
 def test_a_split_model_becomes_one_file(gguf_factory, tmp_path):
     whole = gguf_factory.hy3_model()
     first = whole.write(tmp_path / "split.gguf", shard_tensors=10)

@@ -5,7 +5,8 @@ import json
 import gguf
 import numpy as np
 import pytest
-from gguf_writing import RawValue, ResumableFile, TensorPlan, encode_value, write_header_only
+from gguf_layout import RawValue, TensorPlan, encode_value, write_header_only
+from gguf_writing import ResumableFile
 
 from shared.errors import ConfigError, MalformedModel
 from shared.gguf_index import GgufIndex
@@ -92,6 +93,24 @@ def test_a_torn_line_of_the_journal_is_done_again(tmp_path):
     with _open(path) as file:
         assert file.next_tensor == 1
         _write_all(file)
+
+
+def test_what_follows_a_torn_line_counts(tmp_path):
+    path, journal = tmp_path / "x.gguf", tmp_path / "x.gguf.part.journal"
+    with _open(path):
+        pass
+    journal.write_text(journal.read_text() + '{"don')
+    with _open(path) as file:
+        file.write([_data(PLANS[0])])
+    with _open(path) as file:
+        assert file.next_tensor == 1
+
+
+def test_a_journal_that_is_none(tmp_path):
+    journal = tmp_path / "x.gguf.part.journal"
+    journal.write_bytes(b'[1]\n\xff{"plan"\n')
+    with pytest.raises(ConfigError, match="begun with other"):
+        _open(tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("damage", ["shorten", "overwrite"])

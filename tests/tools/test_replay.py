@@ -116,3 +116,26 @@ def test_the_given_curve_is_reproduced(shared_dir):
         assert result.decode_hit_pct == pytest.approx(float(row["hit_pct_decode"]), abs=0.5)
         checked += 1
     assert checked == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.npz", b"PK no archive"),
+        ("x.npz", b"text"),
+        ("x.bin", b'{"format": "streamd-trace"\n'),
+        ("x.csv", b"# layer=1\n"),
+        ("x.csv", b"1,2,x,4,5,6\n"),
+        ("x.csv", b""),
+    ],
+)
+def test_what_is_no_trace(name, content, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SystemExit, match="is no routing trace"):
+        load_trace(path)
+
+
+def test_a_trace_that_is_not_there(tmp_path):
+    with pytest.raises(SystemExit, match=r"cannot read .*: No such file"):
+        load_trace(tmp_path / "missing.csv")

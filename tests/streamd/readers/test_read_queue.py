@@ -94,7 +94,7 @@ def test_a_read_larger_than_the_limit_goes_alone(queue):
 def test_a_promoted_slab_is_a_demand_and_its_bytes_are_charged_where_they_began(queue):
     slab = queue.add("p", Priority.PREFETCH, pieces=12)
     started = queue.take_all()
-    queue.promote(slab)
+    queue.promote(slab, owner=0)
     assert slab.pieces_left == 12
     rest = queue.take_all()
     assert _keys(rest) == ["p"] * 4
@@ -102,6 +102,14 @@ def test_a_promoted_slab_is_a_demand_and_its_bytes_are_charged_where_they_began(
         queue.ended(piece)
     assert queue.in_flight_bytes == 0
     assert len(queue) == 0
+
+
+def test_a_promoted_slab_waits_for_its_clients_turn_alone(queue):
+    for key in ("a", "b"):
+        queue.add(key, Priority.DEMAND)  # of client 0
+    slab = queue.add("p", Priority.PREFETCH)
+    queue.promote(slab, owner=1)
+    assert _keys(queue.take_all()) == ["a", "p", "b"]
 
 
 def test_withdrawing_takes_what_waits_of_one_slab_only(queue):
