@@ -29,9 +29,10 @@ MOST_FAULTS = 4
 MAY_GROW_MB = 24.0
 # The machine may be busy with other things, so a fraction of the first speed is enough.
 LEAST_SPEED = 0.25
-SPEED_TRIES = 12
+RECOVERY_S = 60.0
 SPEED_S = 0.4
 SETTLE_S = 10.0
+COUNTED = ("descriptors", "client_descriptors", "client_memfds")
 # Of these no two at once: each waits for what another one does to the daemon.
 EXCLUSIVE = {"stop_the_daemon", "kill_the_daemon", "end_the_daemon", "reload_the_daemon"}
 
@@ -49,12 +50,22 @@ class Campaign:
         self._expected = self._chat.ask()
         assert "tokens" in self._expected, self._expected
         self._first_speed = max(self._speed() for _ in range(3))
-        self._before = self._look()
+        self._before = self._settled_look()
 
     def round(self) -> dict[str, Any]:
         """Raises Broken."""
+        kinds = self._choose()
+        try:
+            return self._round(kinds)
+        except Broken as broken:
+            broken.add_note(f"after {', '.join(kinds)}")
+            raise
+
+    def _choose(self) -> list[str]:
         count = self._rng.randint(1, min(MOST_FAULTS, len(self._kinds)))
-        kinds = self._rng.sample(self._kinds, count)
+        return self._rng.sample(self._kinds, count)
+
+    def _round(self, kinds: list[str]) -> dict[str, Any]:
         together = [kind for kind in kinds if kind not in EXCLUSIVE]
         alone = [kind for kind in kinds if kind in EXCLUSIVE]
         self._chat.tell()
@@ -115,12 +126,14 @@ class Campaign:
         return float(counts["sections"] / counts["seconds"])
 
     def _await_speed(self) -> float:
-        speeds = []
-        for _ in range(SPEED_TRIES):
+        speeds: list[float] = []
+        end_s = time.monotonic() + RECOVERY_S
+        while time.monotonic() < end_s:
             speeds.append(self._speed())
             if speeds[-1] >= LEAST_SPEED * self._first_speed:
                 return speeds[-1]
-        raise Broken(f"{self._first_speed:.0f} sections a second before, now {speeds}")
+        stats = json.dumps(self._world.stats())
+        raise Broken(f"{self._first_speed:.0f} sections a second before, now {speeds}; {stats}")
 
     def _look(self) -> dict[str, Any]:
         world, pid = self._world, self._world.daemon.pid
@@ -132,6 +145,14 @@ class Campaign:
             "memory_mb": memory_mb(pid),
             "client_memory_mb": max(memory_mb(c.process.pid) for c in self._clients),
         }
+
+    def _settled_look(self) -> dict[str, Any]:
+        """The same twice in a row: ZeroMQ takes a moment to close what has hung up."""
+        before, now = None, self._look()
+        while before is None or any(now[key] != before[key] for key in now if key in COUNTED):
+            time.sleep(SPEED_S)
+            before, now = now, self._look()
+        return now
 
     def _compare_looks(self) -> None:
         """What has ended may take a moment to be gone; what has leaked stays."""
@@ -145,7 +166,7 @@ class Campaign:
         return [
             f"{key}: {before} before, {now[key]} now"
             for key, before in self._before.items()
-            if (now[key] > before + MAY_GROW_MB if key.endswith("_mb") else now[key] != before)
+            if (now[key] != before if key in COUNTED else now[key] > before + MAY_GROW_MB)
         ]
 
 
@@ -164,7 +185,8 @@ def main() -> int:
                 print(json.dumps({"round": round_count, **campaign.round()}), flush=True)
             minutes = round((time.monotonic() - started_s) / 60, 1)
     except Broken as broken:
-        print(f"campaign: seed {arguments.seed}, round {round_count}: {broken}", file=sys.stderr)
+        text = "\n".join([str(broken), *getattr(broken, "__notes__", ())])
+        print(f"campaign: seed {arguments.seed}, round {round_count}: {text}", file=sys.stderr)
         return 1
     summary = {"seed": arguments.seed, "rounds": round_count, "minutes": minutes}
     print(json.dumps(summary | {"faults": dict(campaign.done)}))

@@ -12,13 +12,15 @@ import json
 import select
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from infer.client import SlotClient
 from infer.recovery import Recovery
-from shared.errors import DaemonLost, StreamError
+from shared.errors import DaemonBusy, DaemonLost, PlanError, StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 
@@ -72,7 +74,7 @@ class Reader:
         self._experts = ExpertIndex.from_gguf(index)
         self.layers = [layer for size in self._experts.classes for layer in size.layers]
         self._file = np.memmap(model, np.uint8, mode="r")
-        self.client = SlotClient(name, index, self._experts)
+        self.client = self._come_in(lambda: SlotClient(name, index, self._experts))
         self._recovery = Recovery(name, model, RETURN_S, tell=lambda _text: None)
         self.counts = dict.fromkeys(("slabs", "torn", "sections", "failed", "lost"), 0)
         self.longest_s = 0.0
@@ -82,18 +84,22 @@ class Reader:
         layer = int(rng.choice(self.layers))
         experts = rng.choice(self._experts.n_experts, self._experts.top_k, replace=False)
 
+        whole = np.zeros(len(experts), bool)
+
         def compute(places: np.ndarray, addresses: np.ndarray) -> None:
+            """Done again, and what was there before is forgotten, if this client is revoked."""
+            whole[places] = True
             for pause_s in (HOLD_S, 0.0):
                 for place, address in zip(places.tolist(), addresses.tolist(), strict=True):
-                    whole = self._is_whole(layer, int(experts[place]), address)
-                    self.counts["torn"] += not whole
+                    whole[place] &= self._is_whole(layer, int(experts[place]), address)
                 time.sleep(pause_s)
-            self.counts["slabs"] += len(places)
 
         started_s = time.monotonic()
         try:
             self.client.read(layer, experts, 1, compute)
             self.counts["sections"] += 1
+            self.counts["slabs"] += len(experts)
+            self.counts["torn"] += len(experts) - int(whole.sum())
         except DaemonLost as lost:
             self.counts["lost"] += 1
             self._attach_again(lost)
@@ -102,16 +108,25 @@ class Reader:
             self.counts["failed"] += 1
         self.longest_s = max(self.longest_s, time.monotonic() - started_s)
 
+    @staticmethod
+    def _come_in(attach: Callable[[], SlotClient]) -> SlotClient:
+        """A crowd may have taken all the room for a moment."""
+        end_s = time.monotonic() + RETURN_S
+        while True:
+            try:
+                return attach()
+            except (DaemonBusy, PlanError):
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.05)
+
     def _attach_again(self, lost: DaemonLost) -> None:
         self.client.detach()
         lost_at_s = time.monotonic()
-        while True:
+        while not self.client.attached:
             self._recovery.wait(lost, lost_at_s)
-            try:
+            with suppress(DaemonLost, DaemonBusy, PlanError):  # gone once more, or crowded
                 self.client.attach()
-                return
-            except DaemonLost as again:
-                lost = again
 
     def _is_whole(self, layer: int, expert: int, addresses: list[int]) -> bool:
         extents = self._experts.extents(layer, expert)

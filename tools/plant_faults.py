@@ -113,7 +113,7 @@ FAULTS = {
         "streamd/slots.py",
         "return bool(self.state[index] == SlotState.LIVE and self.pin_count[index] == 0)",
         "return bool(self.state[index] == SlotState.LIVE)",
-        "streamd/test_cache_stateful.py::test_random_walks",
+        "streamd/test_victims.py",
     ),
     "hints that never pass": Fault(
         "streamd/prefetch.py",
