@@ -12,6 +12,7 @@ from shared.command import EXIT_INTERRUPTED, run_command
 from shared.completion import SHELLS, completion_script
 from shared.daemon_options import DaemonOptions
 from shared.options import add_options, build, given
+from shared.version import VersionAction
 
 # As in infer.commands.selftest, which imports much.
 SELFTESTS = ("gqa", "mla", "dsa", "quants", "all")
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Talks to a mixture-of-experts model whose experts streamd streams from disk.",
         epilog="Without a daemon that serves --model, a command starts one for itself.",
     )
+    parser.add_argument("--version", action=VersionAction)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_chat(commands)
     _add_measurements(commands)

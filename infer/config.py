@@ -13,15 +13,22 @@ NO_DRAFT = "none"
 MTP_DRAFT = "mtp"
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("give a number") from None
+
+
 def _probability(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value <= 1:
         raise ValueError("give a number from 0 to 1")
     return value
 
 
 def _temperature(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value <= 100:
         raise ValueError("give a number from 0 to 100")
     return value

@@ -9,7 +9,7 @@ import zmq
 
 from infer.gpu_mapping import map_gpu_tier
 from infer.mapping import Mapping, map_host_tier, map_memory
-from shared.errors import DaemonBusy, DaemonLost, PlanError, ProtocolMismatch
+from shared.errors import DaemonBusy, DaemonLost, ModelChanged, PlanError, ProtocolMismatch
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints, running_daemons
@@ -110,7 +110,7 @@ class Connection:
         if not frame:
             raise self.lost("it hung up")
         try:
-            return _attached(frame, len(descriptors)), descriptors
+            return _attached(frame, len(descriptors), self._endpoints.name), descriptors
         except BaseException:
             for fd in descriptors:
                 os.close(fd)
@@ -194,11 +194,17 @@ class Connection:
         return None
 
 
-def _attached(frame: bytes, descriptor_count: int) -> Attached:
-    """What the daemon answers to `attach`; raises its refusal, and ProtocolMismatch."""
+def _attached(frame: bytes, descriptor_count: int, name: str) -> Attached:
+    """What the daemon `name` answers to `attach`; raises its refusal, and ProtocolMismatch."""
     answer = decode(frame)
     if isinstance(answer, Refused):
-        raise answer.error()
+        error = answer.error()
+        if isinstance(error, ModelChanged):
+            raise ModelChanged(
+                f"the daemon {name!r} refuses: {error.message}",
+                f"{error.remedy}; or say which daemon or file is meant with --name or --model",
+            )
+        raise error
     if not isinstance(answer, Attached) or descriptor_count != answer.descriptor_count:
         raise ProtocolMismatch(
             "the daemon answered attach with something else",

@@ -126,7 +126,8 @@ class KvSessions:
         return path
 
     def find(self, name: str, context: int) -> KvFile:
-        """The session of that name, else the latest of the recent ones, open for reading.
+        """The session of that name, else the latest that has one, else the latest of the recent
+        ones; open for reading.
 
         RequestError where there is none, it is not sound, or `context` has no room for it.
         """
@@ -152,11 +153,17 @@ class KvSessions:
                 )
         return file
 
+    def label(self, file: KvFile) -> str:
+        """What the user may call that one."""
+        if file.path.parent == self._saved:
+            return f"saved as {file.path.stem}"
+        return "the latest conversation, kept without a name"
+
     def _known(self) -> str:
         return f"there are: {', '.join(self.names) or 'none'}; /save NAME makes one"
 
     def _latest(self) -> Path:
-        paths = _files(self._recent)
+        paths = _files(self._saved) or _files(self._recent)
         if not paths:
             raise RequestError("no conversation with this model is kept", self._known())
         return paths[0]

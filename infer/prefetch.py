@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from infer.prefetch_trial import Trial
 from infer.waits import IdleTime, Waits
+from shared.stats_view import counted
 
 MAX_DEPTH = 3
 # A hint that is this unlikely is not sent however idle the disk: it puts something else out.
@@ -285,11 +286,14 @@ class Prefetch:
         return {**asdict(counters), "recall": recall, "depth": self.depth if self.is_on else 0}
 
     def describe(self, before: PrefetchCounters | None = None) -> str:
-        """A line for people."""
+        """A line for people; "" where nothing has been predicted."""
         c = self.counters.since(before or PrefetchCounters())
-        state = f"{self.depth} layers" if self.is_on else "off, as it costs more than it brings"
-        recall = f"{100 * c.recalled / c.predicted:.0f}%" if c.predicted else "-"
+        if not c.predicted:
+            return ""
+        state = (
+            counted(self.depth, "layer") if self.is_on else "off, as it costs more than it brings"
+        )
         return (
-            f"{state}; {recall} of the choices foreseen; {c.hinted} experts hinted, of which"
-            f" {c.used} were chosen, {c.ready} of them in time"
+            f"{state}; {100 * c.recalled / c.predicted:.0f}% of the choices foreseen; {c.hinted}"
+            f" experts hinted, of which {c.used} were chosen, {c.ready} of them in time"
         )

@@ -27,7 +27,7 @@ HELP = """\
 /stats            what the daemon has done
 /reset            begin a new conversation
 /save NAME        keep this one, with what has been computed for it
-/load [NAME]      go on with one that was saved; without a name with the latest
+/load [NAME]      go on with one that was saved; without a name with the latest of them
 /system [TEXT]    set the system message (nothing: remove it) and start anew
 /think [EFFORT]   reasoning effort: {choices}
 /exit             leave (Ctrl-D too); Ctrl-C ends an answer"""
@@ -48,14 +48,14 @@ def chat(session: Session, config: ChatConfig, prompt: str | None) -> int:
 def _converse(talk: "Chat") -> int:
     interactive = sys.stdin.isatty()
     if interactive:
-        print("Type a message, or /help.", file=sys.stderr)
+        print(f"{talk.describe()}\nType a message, or /help.", file=sys.stderr)
     read_line = _terminal_reader() if interactive else _read_piped_line
     failed = False
     while True:
         try:
             with talk.idle():
                 text = read_line().strip()
-            if text in ("/exit", "/quit"):
+            if text.split()[:1] in (["/exit"], ["/quit"]):
                 break
             if text:
                 failed |= not talk.take(text)
@@ -95,6 +95,13 @@ class Chat:
         self._system = config.system
         self._effort = self._initial_effort()
         self._messages: list[dict[str, str]] = []
+
+    def describe(self) -> str:
+        """In a line: what one talks to."""
+        session = self._session
+        daemon = f"daemon {session.daemon_name}" if session.daemon_name else "a daemon of its own"
+        context = session.engine.kv.context
+        return f"{session.index.paths[0].name} · context {context:,} tokens · {daemon}"
 
     def take(self, text: str) -> bool:
         """One line of a conversation: a command or a message; False after an error, then shown."""
@@ -163,17 +170,20 @@ class Chat:
                 engine = self._session.engine
                 stats = engine.redo_if_lost(engine.client.stats)
                 print(render_stats(stats), file=sys.stderr)
-                if (prefetch := engine.prefetch) is not None:
-                    print(f"ahead     {prefetch.describe()}", file=sys.stderr)
+                if (prefetch := engine.prefetch) is not None and (ahead := prefetch.describe()):
+                    print(f"ahead     {ahead}", file=sys.stderr)
             case "reset":
                 self._reset()
+                _show("a new conversation")
             case "save":
                 self._save(rest)
             case "load":
                 self._load(rest)
             case "system":
-                self._system = rest or None
                 self._reset()
+                self._system = rest or None
+                told = "system message set" if rest else "no system message"
+                _show(f"{told}, a new conversation")
             case "think":
                 if rest not in self._template.reasoning_choices:
                     choices = ", ".join(self._template.reasoning_choices) or "no choice of effort"
@@ -190,21 +200,25 @@ class Chat:
         self._conversation.reset()
 
     def _save(self, name: str) -> None:
+        if not name:
+            raise RequestError("/save has to know as what", "give a name: /save NAME")
         talk = pack_talk(self._system, self._effort, self._messages)
         sessions, conversation = self._known_sessions(), self._conversation
+        replaces = name in sessions.names
         path = sessions.save(name, conversation.held, talk, conversation.planes)
-        _show(f"saved: {path}")
+        _show(f"{'saved, replacing the one of that name' if replaces else 'saved'}: {path}")
 
     def _load(self, name: str) -> None:
-        with self._known_sessions().find(name, self._session.engine.kv.context) as file:
-            ids = file.head.ids
+        sessions = self._known_sessions()
+        with sessions.find(name, self._session.engine.kv.context) as file:
+            ids, label = file.head.ids, sessions.label(file)
             system, effort, messages = unpack_talk(file.head.talk)
             self._reset()
             file.restore(self._conversation.planes, len(ids))
         self._conversation.resume(ids)
         self._system, self._effort, self._messages = system, effort, messages
         last = messages[-1]["content"] if messages else ""
-        _show(f"{len(messages)} messages, {len(ids)} tokens; the last message: {last}")
+        _show(f"{label}: {len(messages)} messages, {len(ids)} tokens; the last message: {last}")
 
     def _known_sessions(self) -> KvSessions:
         if self._sessions is None:

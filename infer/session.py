@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from infer.config import ModelConfig
 from infer.daemon_process import EmbeddedDaemon
+from infer.loading_notice import loading_notice
 from infer.recovery import Recovery
 from infer.tokenizer import Tokenizer
 from shared.daemon_options import OWN_MTP, DaemonOptions
@@ -27,7 +28,8 @@ SHARED_CHOICES = ("--device", "--mtp", "--ctx", "--chunk")
 
 
 class Session:
-    """Use as a context manager; `index`, `engine` and `tokenizer` are there inside.
+    """Use as a context manager; `index`, `engine` and `tokenizer` are there inside, and
+    `daemon_name`: "" for one of our own.
 
     A daemon of our own is started before torch and numba are imported, which takes them a second:
     it loads the model meanwhile. `instrument` may watch the parts that the model is built from.
@@ -42,15 +44,17 @@ class Session:
         started_s = time.perf_counter()
         with ExitStack() as stack:
             model, mtp, name = self._find_daemon()
+            self.daemon_name = name
             self.index = open_served(model, mtp)  # first: what is no model costs no daemon
-            embedded = None if name else self._start_daemon(model, stack)
-            from infer.engine import Engine  # noqa: PLC0415 - while the daemon loads
+            with loading_notice(model.name):
+                embedded = None if name else self._start_daemon(model, stack)
+                from infer.engine import Engine  # noqa: PLC0415 - while the daemon loads
 
-            if embedded is not None:
-                embedded.wait_ready()
-                name = embedded.name
-            recovery = self._recovery(name, model, embedded)
-            self.engine = Engine(self.index, name, self._config, self._instrument, recovery)
+                if embedded is not None:
+                    embedded.wait_ready()
+                    name = embedded.name
+                recovery = self._recovery(name, model, embedded)
+                self.engine = Engine(self.index, name, self._config, self._instrument, recovery)
             stack.callback(self.engine.close)
             self._stack = stack.pop_all()
         self.startup_s = time.perf_counter() - started_s

@@ -5,6 +5,7 @@
 The daemon leaves it free; the client keeps to it when it chooses its chunk.
 """
 
+from shared.errors import ConfigError
 from shared.experts import served_layer_count
 from shared.gguf_index import GgufIndex
 from shared.index_layers import index_layers
@@ -32,6 +33,16 @@ def client_bytes(index: GgufIndex, context: int, chunk: int | None) -> int:
 def planned_context(index: GgufIndex, context: int) -> int:
     longest = index.arch_optional("context_length", int, DEFAULT_CONTEXT)
     return context or min(DEFAULT_CONTEXT, longest)
+
+
+def check_context(index: GgufIndex, context: int) -> None:
+    """ConfigError for more tokens than the model has been made for, where it says how many."""
+    longest = index.arch_optional("context_length", int, context)
+    if context > longest:
+        raise ConfigError(
+            f"--ctx {context} is more than the model's context of {longest}",
+            f"give {longest} or less",
+        )
 
 
 def cache_token_values(index: GgufIndex) -> int:

@@ -7,6 +7,7 @@ imported when a GPU is asked for.
     importer            import the descriptor -> map         last mapping and descriptor are gone
 """
 
+import ctypes
 import importlib
 import logging
 import weakref
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _READ_ONLY = 0x08  # cuda.h: CU_MEMHOSTREGISTER_READ_ONLY
 WITHOUT_GPU = "--gpu-cache 0 does without the GPU"
+NO_DRIVER_REMEDY = "leave --gpu-cache, --vram and --device cuda:N out, or say --device cpu"
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "give a smaller --gpu-cache, or end other programs on the GPU",
     "CUDA_ERROR_NO_DEVICE": f"see what nvidia-smi says; {WITHOUT_GPU}",
@@ -31,6 +33,8 @@ def load_driver() -> Any:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
+        if not _has_driver_library():
+            raise GpuError("there is no NVIDIA driver", NO_DRIVER_REMEDY) from error
         raise GpuError(
             f"cuda-bindings cannot be imported: {error}",
             f"install torch with CUDA, or pip install cuda-bindings; {WITHOUT_GPU}",
@@ -38,10 +42,16 @@ def load_driver() -> Any:
     try:
         call(driver, "cuInit", 0)
     except RuntimeError as error:  # libcuda.so.1 is not there
-        raise GpuError(
-            f"there is no NVIDIA driver: {error}", f"install the driver; {WITHOUT_GPU}"
-        ) from error
+        raise GpuError(f"there is no NVIDIA driver: {error}", NO_DRIVER_REMEDY) from error
     return driver
+
+
+def _has_driver_library() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def call(driver: Any, name: str, *arguments: Any) -> Any:

@@ -106,6 +106,11 @@ class RequestError(StreamError):
     code = "request"
 
 
+def cause_of(error: Exception) -> str:
+    """In words; of an OSError without its number and its path, which the message has already."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _tree(root: type[StreamError]) -> dict[str, type[StreamError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from shared.errors import ModelChanged
 
-_REMEDY = "restart what uses the model so that it is opened again"
+RELOAD = "streamd reload takes the file as it is now"
 
 
 class Fingerprint(NamedTuple):
@@ -34,7 +34,8 @@ class Fingerprint(NamedTuple):
             status = os.stat(path)
         except OSError as error:
             raise ModelChanged(
-                f"{path} was in use and cannot be found any more: {error.strerror}", _REMEDY
+                f"{path} was in use and cannot be found any more: {error.strerror}",
+                f"put it back; {RELOAD}",
             ) from error
         self._compare(self._of(status), path)
 
@@ -45,9 +46,10 @@ class Fingerprint(NamedTuple):
     def _compare(self, now: "Fingerprint", path: Path) -> None:
         if now == self:
             return
-        changed = [
-            f"{name} {old} -> {new}"
-            for name, old, new in zip(self._fields, self, now, strict=True)
-            if old != new
-        ]
-        raise ModelChanged(f"{path} has changed since it was opened: {', '.join(changed)}", _REMEDY)
+        if (now.device, now.inode) != (self.device, self.inode):
+            change = "it has been replaced"
+        elif now.size_bytes != self.size_bytes:
+            change = f"its size has changed from {self.size_bytes} to {now.size_bytes} bytes"
+        else:
+            change = "it has been written to"
+        raise ModelChanged(f"{path} is not the file that was opened: {change}", RELOAD)

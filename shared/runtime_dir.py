@@ -26,6 +26,7 @@ from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
 # struct sockaddr_un has 108 bytes for the path, the last one is the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
 SYSTEM_DIR = Path("/run/streamd")
+START_ONE = "start one with: streamd --model FILE.gguf"
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_S = 0.01
 _SHARD_NUMBER = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
@@ -203,10 +204,10 @@ def _read_record(path: Path) -> DaemonRecord | None:
     return None  # nobody holds the lock: a dead daemon's leftover
 
 
-def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
+def find_daemon(name: str | None, model: Path | None, remedy: str = START_ONE) -> DaemonRecord:
     """The daemon of that name, else the one that serves `model`, else the only one running.
 
-    Raises DaemonNotRunning naming what was looked for and what there is.
+    Raises DaemonNotRunning naming what was looked for and what there is; `remedy` is its own.
     """
     records = running_daemons()
     if name is not None:
@@ -214,18 +215,17 @@ def find_daemon(name: str | None, model: Path | None) -> DaemonRecord:
         wanted = f"named {name!r}"
     elif model is not None:
         chosen = [record for record in records if same_model(record.model, model)]
-        wanted = f"serving {model}"
+        wanted = f"that serves {model}"
     else:
-        chosen, wanted = records, "running"
+        chosen, wanted = records, ""
     if len(chosen) == 1 or (chosen and model is not None):
         return chosen[0]
     if chosen:
         names = ", ".join(record.name for record in chosen)
         raise ConfigError(f"several daemons are running: {names}", "say which with --name")
-    others = ", ".join(record.name for record in records) or "none"
-    raise DaemonNotRunning(
-        f"no daemon {wanted} (running: {others})", "start one with: streamd --model FILE.gguf"
-    )
+    others = ", ".join(record.name for record in records)
+    found = f"(running: {others})" if others else "is running"
+    raise DaemonNotRunning(" ".join(filter(None, ("no daemon", wanted, found))), remedy)
 
 
 def same_model(left: str | Path, right: str | Path) -> bool:

@@ -8,6 +8,7 @@ def render_stats(values: dict[str, Any]) -> str:
     host, io, since = values["tiers"]["host"], values["io"], values["since_last"]
     seconds = max(since["seconds"], 1e-9)
     lines = [
+        *_fault_lines(values["fault"]),
         f"{values['name']}  pid {values['pid']}  up {duration(values['uptime_s'])}",
         f"model     {values['model']}",
         f"host      {host['slots_used']} of {host['slots']} slots, {size(host['bytes'])},"
@@ -31,6 +32,11 @@ def render_stats(values: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _fault_lines(fault: str | None) -> list[str]:
+    """What comes first: why nothing is served, and what to do about it."""
+    return [f"fault     {fault}"] if fault else []
+
+
 def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     """Nothing where there is no GPU tier."""
     if not gpu["slots"]:
@@ -48,7 +54,7 @@ def _streamed_lines(gpu: dict[str, Any]) -> list[str]:
     if not gpu["streamed_layers"]:
         return []
     return [
-        f"streamed  resident tensors of {gpu['streamed_layers']} layers,"
+        f"streamed  resident tensors of {counted(gpu['streamed_layers'], 'layer')},"
         f" {size(gpu['streamed_bytes'])} a token"
     ]
 
@@ -58,11 +64,15 @@ def _ahead_lines(tiers: dict[str, Any]) -> list[str]:
     lines = []
     for name, tier in tiers.items():
         ahead, idle = tier["prefetch"], tier["backfill"]
-        if ahead["issued"] or idle["slabs"]:
-            lines.append(
-                f"ahead     {name}: {ahead['useful']} useful, {ahead['late']} late,"
-                f" {ahead['wasted']} wasted; {idle['slabs']} while idle"
+        known = []
+        if ahead["issued"]:
+            known.append(
+                f"{ahead['useful']} useful, {ahead['late']} late, {ahead['wasted']} wasted"
             )
+        if idle["slabs"]:
+            known.append(f"{idle['slabs']} while idle")
+        if known:
+            lines.append(f"ahead     {name}: {'; '.join(known)}")
     return lines
 
 
@@ -70,6 +80,11 @@ def _rate(hits: int, misses: int) -> str:
     lookups = hits + misses
     share = f"{100 * hits / lookups:.1f}%" if lookups else "-"
     return f"{lookups} lookups, {share} hits"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 layer`, `1,200 layers`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def size(size_bytes: float) -> str:

@@ -41,8 +41,10 @@ class Arrivals:
         if error is None:
             self._sessions.ring(scheduler.landed(slot))
             return
-        log.error("%s", error)
         layer, expert, asked = scheduler.failed(slot)
+        # What was only hinted is nobody's loss yet: it is said when somebody asks for it.
+        matters = bool(asked) or isinstance(error, ModelChanged)
+        log.log(logging.ERROR if matters else logging.DEBUG, "%s", error)
         for number, section in asked:
             if scheduler.cache.clients[number].ours:
                 assert self._model.gpu is not None

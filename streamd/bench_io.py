@@ -61,7 +61,7 @@ class Bench:
         self, model: Path, stack: ExitStack, depth_max: int = max(DEPTHS), seed: int = 1
     ) -> None:
         index = GgufIndex.open(model)
-        self._experts = ExpertIndex.from_gguf(index)
+        self.experts = ExpertIndex.from_gguf(index)
         self._files: list[OpenFile] = []
         for path in index.paths:
             self._files.append(open_file(path))
@@ -70,11 +70,11 @@ class Bench:
         self._random = random.Random(seed)
         self._places = [
             (layer, expert)
-            for size_class in self._experts.classes
+            for size_class in self.experts.classes
             for layer in size_class.layers
-            for expert in range(self._experts.n_experts)
+            for expert in range(self.experts.n_experts)
         ]
-        largest = max(slot_bytes(c.part_bytes, self._align) for c in self._experts.classes)
+        largest = max(slot_bytes(c.part_bytes, self._align) for c in self.experts.classes)
         self._slot_bytes = max(largest, stretch_bytes(PIECE_BYTES, self._align))
         self._slot_count = depth_max + SPARE_SLOTS
         size_bytes = self._slot_bytes * self._slot_count
@@ -166,7 +166,7 @@ class Bench:
         """Experts at random, each its gate, up and down."""
         while True:
             layer, expert = self._random.choice(self._places)
-            parts = self._experts.extents(layer, expert)
+            parts = self.experts.extents(layer, expert)
 
             def place(slot: memoryview, parts: tuple[Any, ...] = parts) -> tuple[Extent, ...]:
                 extents, offset = [], 0

@@ -13,6 +13,7 @@ from shared.completion import SHELLS, completion_script
 from shared.errors import ConfigError, DaemonLost
 from shared.options import add_options
 from shared.runtime_dir import find_daemon
+from shared.version import VersionAction
 from shared.wire import Reload, Stop
 from streamd.config import StreamdConfig, read_config
 from streamd.plan_options import MachineOptions, read_machine
@@ -24,7 +25,7 @@ def main() -> int:
 
 def _run(words: list[str]) -> int:
     # `streamd --model x` is the command people type; serving is the default.
-    if words and words[0].startswith("-") and words[0] not in ("-h", "--help"):
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
         words = ["serve", *words]
     arguments = _parser().parse_args(words)
     code: int = arguments.run(arguments)
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Streams the experts of a mixture-of-experts GGUF from disk for its clients.",
         epilog="`streamd --model FILE.gguf` is short for `streamd serve --model FILE.gguf`.",
     )
+    parser.add_argument("--version", action=VersionAction)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     serve = commands.add_parser("serve", help="serve a model until stopped")
     plan = commands.add_parser("plan", help="what would fit, without serving")
@@ -161,7 +163,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _stop(arguments: argparse.Namespace) -> int:
     from streamd.ask import ask, wait_until_gone  # noqa: PLC0415
 
-    record = find_daemon(arguments.name, arguments.model)
+    record = find_daemon(arguments.name, arguments.model, remedy="nothing has been stopped")
     try:
         ask(record.name, Stop())
     except DaemonLost:

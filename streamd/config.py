@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.daemon_options import DaemonOptions
-from shared.errors import ConfigError
+from shared.errors import ConfigError, cause_of
 from shared.options import build, given, option, parse_count
 from shared.runtime_dir import is_daemon_name
 from streamd.address import Address, parse_address
@@ -120,7 +120,7 @@ def _read_toml(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", "check --config") from error
+        raise ConfigError(f"cannot read {path}: {cause_of(error)}", "check --config") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"{path} is not TOML: {error}", 'write options such as host-cache = "24G"'

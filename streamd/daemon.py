@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from shared.errors import GpuError, ModelChanged, RequestError
+from shared.errors import GpuError, ModelChanged, RequestError, StreamError
 from shared.runtime_dir import Endpoints
 from shared.wire import (
     Attach,
@@ -29,6 +29,7 @@ from streamd.control import Control
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu_tier import OpenGpu
 from streamd.host_governor import governor_of
+from streamd.model_watch import ModelWatch, check_opens
 from streamd.notify import Notifier
 from streamd.records import Records
 from streamd.served_model import ServedModel, now_ms
@@ -43,7 +44,6 @@ WAITING_POLL_MS = 1
 IDLE_POLL_MS = 1000
 # While copies to the GPU are under way, they are looked at this often: see streamd.gpu.device.
 COPY_POLL_S = 50e-6
-WATCH_INTERVAL_S = 1.0
 
 
 class Daemon:
@@ -62,8 +62,6 @@ class Daemon:
         self._notifier = notifier or Notifier({})
         self.stopping = False
         self.reload_wanted = False
-        self.fault: ModelChanged | None = None
-        self._watched_at_s = time.monotonic()
         self._started_s = time.monotonic()
         self._since_last = SinceLast()
         self._owner_fd: int | None = None
@@ -76,6 +74,7 @@ class Daemon:
             self.sessions = Sessions(self.model.table.shape)
             stack.callback(self.sessions.close)
             self._governor = governor_of(self.model) if self.config.governor == "on" else None
+            self._watch = ModelWatch(self.model.index)
             self._records = Records(self.config, self.model)
             stack.callback(self._records.close)  # when all clients have been detached
             self._control = Control(self.endpoints, self)
@@ -129,19 +128,13 @@ class Daemon:
             self._fail_closed(changed)
 
     def _watch_model(self) -> None:
-        """Whether the file is still the one that was opened; a replaced one shows by its name."""
-        now_s = time.monotonic()
-        if self.fault is None and now_s - self._watched_at_s >= WATCH_INTERVAL_S:
-            self._watched_at_s = now_s
-            try:
-                self.model.index.check_unchanged()
-            except ModelChanged as error:
-                log.error("%s", error)
-                self._fail_closed(error)
+        if (changed := self._watch.look()) is not None:
+            log.error("%s", changed)
+            self._fail_closed(changed)
 
     def _fail_closed(self, error: ModelChanged) -> None:
         """Serve nothing more of a file that is another one now: old and new do not mix."""
-        self.fault = ModelChanged(error.message, "streamd reload takes the file as it is now")
+        self._watch.fault = error
         for tier in self.model.tiers.values():
             tier.scheduler.backfill.stopped = True
         for session in self.sessions:
@@ -174,13 +167,7 @@ class Daemon:
 
     def attach(self, message: Attach) -> tuple[Attached, list[int]]:
         model = self.model
-        if self.fault is not None:
-            raise self.fault
-        if message.shards != [list(shard) for shard in model.index.fingerprints]:
-            raise ModelChanged(
-                f"{self.config.model} is not the file that the daemon has opened",
-                "streamd reload takes the file as it is now",
-            )
+        self._watch.check_client(message.shards)
         tier = model.tiers.get(message.tier)
         if tier is None:
             raise GpuError(
@@ -234,8 +221,7 @@ class Daemon:
             case HeatRequest():
                 return heat_values(self.model)
             case Reload():
-                log.info("reloading %s", self.config.model)
-                self._stop(reload=True)
+                self._reload()
                 return Stopping(os.getpid())
             case Stop():
                 self._stop(reload=False)
@@ -249,7 +235,7 @@ class Daemon:
             "model": str(self.config.model),
             "pid": os.getpid(),
             "uptime_s": uptime_s,
-            "fault": str(self.fault) if self.fault else None,
+            "fault": str(self._watch.fault) if self._watch.fault else None,
             "trace": self._records.trace_values(),
             **model_values(self.model, self.sessions, self._since_last, uptime_s, watching),
         }
@@ -264,7 +250,13 @@ class Daemon:
 
     def _on_signal(self, signum: int, _frame: object) -> None:
         log.info("%s", signal.Signals(signum).name)
-        self._stop(reload=signum == signal.SIGHUP)
+        if signum == signal.SIGHUP:
+            try:
+                self._reload()
+            except StreamError as error:
+                log.error("not reloaded: %s", error)
+        else:
+            self._stop(reload=False)
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
 
@@ -272,6 +264,12 @@ class Daemon:
         """Asked at every turn of the loop that loads; it must turn as the main loop must."""
         self._notifier.alive()
         return self.stopping
+
+    def _reload(self) -> None:
+        """ModelError, and all goes on as it is, where the file would not open."""
+        check_opens(self.config.model, self.config.mtp)
+        log.info("reloading %s", self.config.model)
+        self._stop(reload=True)
 
     def _stop(self, reload: bool) -> None:
         """A stop outweighs a reload, whichever comes first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared.arena import slot_bytes
+from shared.errors import GpuError
 from shared.free_memory import available_memory_bytes
 from streamd.cache import HostCache
 from streamd.governor import Governor
@@ -55,6 +56,7 @@ class HostGovernor:
         self._clock = clock
         self._looked_at_s = clock()
         self._closed: list[int] = []  # with pages yet
+        self._works = True
 
     @property
     def busy(self) -> bool:
@@ -62,8 +64,18 @@ class HostGovernor:
         return bool(self._closed)
 
     def tick(self) -> None:
-        """Called again and again; looks at the machine once in a while."""
-        self._give_back_some()
+        """Called again and again; looks at the machine once in a while.
+
+        Once memory could not be given back it does nothing more: slots stay as they are.
+        """
+        if not self._works:
+            return
+        try:
+            self._give_back_some()
+        except (GpuError, OSError) as error:
+            log.error("memory cannot be given back, and will not be any more: %s", error)
+            self._works, self._closed = False, []
+            return
         now_s = self._clock()
         if now_s - self._looked_at_s < INTERVAL_S:
             return

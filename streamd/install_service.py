@@ -12,6 +12,7 @@ import argparse
 import getpass
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,10 @@ def install(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "a unit of your own systemd runs as you, not as --run-as says",
             "leave --user or --run-as out",
+        )
+    if arguments.run_as and not _is_user(arguments.run_as):
+        raise ConfigError(
+            f"there is no user {arguments.run_as!r} here", "give --run-as one that there is"
         )
     places = Places.of(arguments.user)
     config_path = places.config_dir / f"{name}.toml"
@@ -146,6 +151,15 @@ def program_path() -> Path:
     if found is None:
         raise ConfigError("there is no program streamd", "install streamd-infer with pip")
     return Path(found).absolute()
+
+
+def _is_user(name: str) -> bool:
+    """By name or, as systemd takes it too, by number."""
+    try:
+        pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+    except (KeyError, OverflowError):
+        return False
+    return True
 
 
 def _invoking_user() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamd.bench_io import ROW_SECONDS, Bench, choose_best
 from streamd.doctor import FAIL, examine, render
-from streamd.io_best import drive_of, save_best
+from streamd.io_best import reads_of, save_best
 from streamd.readers.probe import AUTO, choose_engine
 from streamd.scrub import scrub as read_whole
 
@@ -21,7 +21,7 @@ _LINE = "{:<10} {:<11} {:>5} {:<24} {:>9} {:>10} {:>8} {:>8}"
 
 
 def bench_io(model: Path, as_json: bool, row_seconds: float = ROW_SECONDS) -> int:
-    """Measure all combinations, show them, and keep the best for this drive."""
+    """Measure all combinations, show them, and keep the best for such reads of this drive."""
     rows = []
     with ExitStack() as stack:
         bench = Bench(model, stack)
@@ -35,7 +35,7 @@ def bench_io(model: Path, as_json: bool, row_seconds: float = ROW_SECONDS) -> in
                 print(f"\r{len(rows)} measured", end="", file=sys.stderr)
     best = choose_best(rows)
     with suppress(OSError):
-        save_best(drive_of(model), best)
+        save_best(reads_of(model, bench.experts), best)
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "best": asdict(best)}))
     else:

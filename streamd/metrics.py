@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shared.errors import ConfigError, StreamError
+from shared.threads import start_thread
 from streamd.address import Address
 from streamd.ask import ask_stats
 
@@ -60,7 +61,7 @@ class MetricsServer:
         return Address(host, port)
 
     def __enter__(self) -> "MetricsServer":
-        self._thread.start()
+        start_thread(self._thread)
         return self
 
     def __exit__(

@@ -5,6 +5,7 @@ will do. What a described machine has (--vram, --ram) takes the place of what th
 """
 
 import logging
+import math
 import os
 import resource
 from contextlib import ExitStack
@@ -30,8 +31,8 @@ from streamd.forecast import (
 )
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu_plan import GpuPlan, plan_gpu
-from streamd.io_best import drive_of, load_best
-from streamd.plan import HostPlan, plan_host
+from streamd.io_best import load_best, reads_of
+from streamd.plan import AUTO_SHARE, Demand, HostPlan, mib, plan_host
 from streamd.plan_options import MachineOptions
 from streamd.readers.engine import DEPTH_MAX
 from streamd.served_model import (
@@ -57,7 +58,8 @@ EMBEDDING = "token_embd.weight"
 class ModelPlan:
     """gpu, gpu_name: None and "" where there is no GPU tier, `gpu_refusal` says why if one was
     described. context: tokens that the GPU's reserve is for. pinnable_bytes: what may be pinned for
-    reads (RLIMIT_MEMLOCK); None where there is no limit, or the machine is another one."""
+    reads (RLIMIT_MEMLOCK); None where there is no limit, or the machine is another one.
+    is_disk_measured: whether the disk's rate is what bench-io measured on this machine."""
 
     config: StreamdConfig
     experts: ExpertIndex
@@ -71,6 +73,7 @@ class ModelPlan:
     misses: Misses
     bound: Bound
     rates: Rates
+    is_disk_measured: bool
     pinnable_bytes: int | None
 
 
@@ -83,16 +86,14 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
     with ExitStack() as stack:
         align = read_align(open_files(index, stack), on_gpu=gpu is not None)
     resident_bytes = resident_layout(tensors, align).total_bytes
+    lane_count = LANE_COUNT if gpu is not None else 0
+    if machine.ram is not None:
+        _check_ram(machine.ram, config.host_cache, resident_bytes, experts, align, lane_count)
     host = plan_host(
-        experts,
-        align,
-        config.host_cache,
-        resident_bytes,
-        _free_ram(machine),
-        LANE_COUNT if gpu is not None else 0,
+        experts, align, config.host_cache, resident_bytes, _free_ram(machine), lane_count
     )
     misses = _misses(config, experts, host, gpu)
-    rates = _rates(config, machine)
+    rates, is_disk_measured = _rates(config, machine, experts)
     token_bytes = float(experts.top_k * sum(len(c.layers) * c.slab_bytes for c in experts.classes))
     bound = bound_of(
         misses,
@@ -115,6 +116,7 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
         misses,
         bound,
         rates,
+        is_disk_measured,
         None if machine.ram is not None else _pinnable_bytes(),
     )
 
@@ -142,6 +144,40 @@ def _plan_gpu(
     except PlanError as error:
         return None, "", str(error)
     return plan, "as described", ""
+
+
+def _check_ram(
+    ram_bytes: int,
+    cache_bytes: int | None,
+    resident_bytes: int,
+    experts: ExpertIndex,
+    align: int,
+    lane_count: int,
+) -> None:
+    """PlanError where a described machine is too small; cache_bytes: --host-cache, None: auto.
+
+    What --host-cache says is too small by itself is left to the plan to refuse.
+    """
+    demand = Demand.of(experts, align, lane_count)
+    if cache_bytes is None:
+        slots_bytes, remark = demand.floor_bytes, f"{AUTO_SHARE:.0%} of what is left then"
+        cache_room_bytes = math.ceil(slots_bytes / AUTO_SHARE)
+    else:
+        slots_bytes, remark = min(cache_bytes, demand.full_bytes), "--host-cache"
+        cache_room_bytes = slots_bytes
+    needed_bytes = SYSTEM_BYTES + resident_bytes + cache_room_bytes
+    if ram_bytes >= needed_bytes or slots_bytes < demand.floor_bytes:
+        return
+    needed_mib = -(-needed_bytes // 2**20)
+    room_mib = max(0, ram_bytes - SYSTEM_BYTES - resident_bytes) >> 20
+    fits_less = room_mib << 20 >= demand.floor_bytes
+    raise PlanError(
+        f"--ram {mib(ram_bytes)} is less than the {needed_mib:,} MiB this model needs at"
+        f" least: the system and the processes {mib(SYSTEM_BYTES)}, resident tensors"
+        f" {mib(resident_bytes)}, slots {mib(slots_bytes)} ({remark})",
+        f"give --ram {needed_mib}M or more"
+        + (f", or --host-cache {room_mib}M" if fits_less else ""),
+    )
 
 
 def _free_ram(machine: MachineOptions) -> int:
@@ -184,12 +220,16 @@ def _useful_slots(
     ]
 
 
-def _rates(config: StreamdConfig, machine: MachineOptions) -> Rates:
+def _rates(
+    config: StreamdConfig, machine: MachineOptions, experts: ExpertIndex
+) -> tuple[Rates, bool]:
+    """And whether the disk's is what bench-io measured here, as it is unless it is described."""
     disk: float | None = machine.disk or config.io.paced_bytes_per_s
-    if disk is None and machine.ram is None:
-        best = load_best(drive_of(config.model), DEPTH_MAX)
-        disk = best.mb_s * 1e6 if best is not None else None
-    return Rates(disk, machine.pcie or config.upload_pace or None, machine.bandwidth)
+    best = load_best(reads_of(config.model, experts), DEPTH_MAX) if disk is None else None
+    if best is not None:
+        disk = best.mb_s * 1e6
+    rates = Rates(disk, machine.pcie or config.upload_pace or None, machine.bandwidth)
+    return rates, best is not None
 
 
 def _read_resident_bytes(tensors: list[TensorInfo]) -> float:

@@ -1,7 +1,9 @@
 """What `streamd plan` prints: sentences for people, figures for programs."""
 
+import math
 from collections.abc import Iterator
 
+from shared.stats_view import counted
 from streamd.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, GpuPlan
 from streamd.model_plan import ModelPlan, slots_bytes
 
@@ -88,9 +90,9 @@ def render_plan(plan: ModelPlan) -> str:
 def _model_lines(plan: ModelPlan) -> Iterator[str]:
     layer_count = sum(len(c.layers) for c in plan.experts.classes)
     yield (
-        f"  {_expert_count(plan):,} experts in {layer_count} layers, {_gb(plan.host.full_bytes)} as"
-        f" slots; top-{plan.experts.top_k} of {plan.experts.n_experts} a layer,"
-        f" {_gb(plan.token_bytes)} a token"
+        f"  {_expert_count(plan):,} experts in {counted(layer_count, 'layer')},"
+        f" {_gb(plan.host.full_bytes)} as slots; top-{plan.experts.top_k} of"
+        f" {plan.experts.n_experts} a layer, {_gb(plan.token_bytes)} a token"
     )
 
 
@@ -108,7 +110,7 @@ def _gpu_lines(plan: ModelPlan) -> Iterator[str]:
     choice = gpu.streamed
     what = "all layers but their experts"
     if choice.layers:
-        what = f"without experts, and without {len(choice.layers)} layers that are streamed"
+        what = f"without experts, and without {counted(len(choice.layers), 'layer')} to be streamed"
     yield _row("resident tensors", gpu.resident_bytes, what)
     if choice.layers:
         yield _row("two buffers", choice.buffers_bytes, "for those layers, in each client")
@@ -140,7 +142,7 @@ def _host_lines(plan: ModelPlan) -> Iterator[str]:
 
 def _forecast_lines(plan: ModelPlan) -> Iterator[str]:
     misses, bound, config = plan.misses, plan.bound, plan.config
-    known = f"the trace {misses.source}" if config.trace else f"routing like {misses.source}'s"
+    known = f"the trace {misses.source}" if config.trace else f"recorded routing of {misses.source}"
     yield f"Forecast of decoding, from {known}"
     if plan.gpu is not None:
         yield f"  GPU hits {1 - misses.gpu:.0%}; of the rest the RAM has {_host_hit_rate(plan):.0%}"
@@ -154,14 +156,32 @@ def _forecast_lines(plan: ModelPlan) -> Iterator[str]:
     for part, size_bytes in moved.items():
         if part == "pcie" and plan.gpu is None:
             continue
-        allowed = bound.tokens_per_s.get(part)
-        at = (
-            f"at most {allowed:.1f} tokens/s" if allowed else f"rate unknown: {_RATE_OPTIONS[part]}"
-        )
-        yield f"  {_PART_NAMES[part]:<16} {size_bytes / 1e6:10,.0f} MB a token; {at}"
+        yield f"  {_PART_NAMES[part]:<16} {_moved_text(plan, part, size_bytes)}"
     if bound.limit:
-        rate = bound.tokens_per_s[bound.limit]
-        yield f"  at most {rate:.1f} tokens/s, by {_PART_NAMES[bound.limit]}"
+        rate = three_digits(bound.tokens_per_s[bound.limit])
+        yield f"  at most {rate} tokens/s, by {_PART_NAMES[bound.limit]}"
+
+
+def _moved_text(plan: ModelPlan, part: str, size_bytes: float) -> str:
+    """What a part moves for a token, and what that allows; no bound where it moves nothing."""
+    if size_bytes == 0:
+        return "nothing to copy" if part == "pcie" else "nothing to read"
+    size_mb = size_bytes / 1e6
+    shown = f"{size_mb:,.0f}" if size_mb >= 100 else three_digits(size_mb)
+    allowed = plan.bound.tokens_per_s.get(part)
+    at = f"rate unknown: {_RATE_OPTIONS[part]}"
+    if allowed is not None:
+        at = f"at most {three_digits(allowed)} tokens/s"
+        if part == "disk" and plan.is_disk_measured:
+            at += " as bench-io measured it here"
+    return f"{shown:>10} MB a token; {at}"
+
+
+def three_digits(value: float) -> str:
+    """A positive value to three significant digits, never with an exponent."""
+    rounded = float(f"{value:.2e}")
+    digits = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{rounded:,.{digits}f}"
 
 
 def _expert_count(plan: ModelPlan) -> int:

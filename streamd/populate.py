@@ -18,6 +18,7 @@ from contextlib import suppress
 from itertools import count
 from queue import Empty, PriorityQueue
 
+from shared.threads import start_thread
 from streamd.readers.engine import address_of
 from streamd.readers.registered_buffers import OwnRing
 from streamd.readers.slab_read import Priority
@@ -72,7 +73,7 @@ class Populator:
         self._ended: deque[tuple[Hashable, str]] = deque()
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._work, name="populate", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def fileno(self) -> int:
         return self._doorbell

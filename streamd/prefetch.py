@@ -23,6 +23,9 @@ from shared.residency import ClientArea
 HINT_AGE_MS = 2000.0
 # Of one client, hints that wait for a slot: a few layers' worth.
 MAX_WAITING = 256
+# What could not be brought is not brought for a hint again so soon; so many are remembered.
+FAILED_PAUSE_MS = 60_000.0
+MAX_FAILED = 256
 # Slots kept FREE for hints to come while clients give any.
 SPARE_SLOTS = 32
 
@@ -31,7 +34,8 @@ SPARE_SLOTS = 32
 class PrefetchCounters:
     """Experts, and bytes of their slabs.
 
-    hinted = expired + demanded + issued + those that wait; refused: beyond MAX_WAITING.
+    hinted = expired + demanded + issued + those that wait; refused: beyond MAX_WAITING, or
+    failed a while ago.
     issued = useful + late + wasted + withdrawn + failed + those without a verdict yet.
     """
 
@@ -77,6 +81,7 @@ class Prefetch:
         self._areas: dict[int, ClientArea] = {}
         self._waiting: dict[int, Hinted] = {}  # by key
         self._given: dict[int, Hinted] = {}  # by slot
+        self._failed_until_ms: dict[int, float] = {}  # by key, the oldest first
         self._heard_at_ms = -HINT_AGE_MS
         self._seen: dict[int, int] = {}  # each client's section when last looked at
         self._look_at_ms = 0.0
@@ -96,7 +101,7 @@ class Prefetch:
         for key in keys:
             hinted = underway.get(key) or self._waiting.get(key)
             if hinted is None:
-                if room_count <= 0:
+                if room_count <= 0 or self._has_failed(key, now_ms):
                     self.counters.refused += 1
                     continue
                 room_count -= 1
@@ -173,9 +178,19 @@ class Prefetch:
         """Slots whose slabs have no verdict yet."""
         return [slot for slot, hinted in self._given.items() if hinted.is_there]
 
-    def failed(self, slot: int) -> None:
-        if self._given.pop(slot, None):
+    def failed(self, slot: int, now_ms: float) -> None:
+        if hinted := self._given.pop(slot, None):
             self.counters.failed += 1
+            self._failed_until_ms[hinted.key] = now_ms + FAILED_PAUSE_MS
+            if len(self._failed_until_ms) > MAX_FAILED:
+                del self._failed_until_ms[next(iter(self._failed_until_ms))]
+
+    def _has_failed(self, key: int, now_ms: float) -> bool:
+        """Whether it could not be brought a while ago."""
+        if now_ms < self._failed_until_ms.get(key, 0.0):
+            return True
+        self._failed_until_ms.pop(key, None)
+        return False
 
     # What has passed
 

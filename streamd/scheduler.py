@@ -149,7 +149,7 @@ class Scheduler:
 
     def failed(self, slot: int) -> tuple[int, int, list[tuple[int, int]]]:
         """A slab will not come: its layer, expert, and who asked: (client, section)."""
-        self.prefetch.failed(slot)
+        self.prefetch.failed(slot, self._now_ms())
         self.backfill.failed(slot)
         return self.cache.read_failed(slot)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared import shm
 from shared.arena import ArenaLayout
-from shared.client_memory import client_bytes
+from shared.client_memory import check_context, client_bytes
 from shared.experts import ExpertIndex, resident_tensors
 from shared.free_memory import available_memory_bytes
 from shared.gguf_index import GgufIndex
@@ -246,7 +246,8 @@ def gpu_residents(config: StreamdConfig, index: GgufIndex) -> Residents:
 
 
 def client_reserve(config: StreamdConfig, index: GgufIndex) -> int:
-    """Bytes of GPU memory left to the clients besides a context."""
+    """Bytes of GPU memory left to the clients besides a context; ConfigError for their --ctx."""
+    check_context(index, config.ctx)
     if config.gpu_reserve is not None:
         return config.gpu_reserve
     return client_bytes(index, config.ctx, config.chunk)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from shared.errors import ConfigError
 from shared.experts import ExpertIndex
 from streamd.config import StreamdConfig
-from streamd.io_best import drive_of, load_best
+from streamd.io_best import largest_part_bytes, load_best, reads_of
 from streamd.readers.depth import (
     MAX_LIMIT_BYTES,
     MIN_LIMIT_BYTES,
@@ -32,12 +32,12 @@ def make_reader(
     config: StreamdConfig,
     stack: ExitStack,
 ) -> Reader:
-    """With the engine that bench-io found best for the drive, starting at the depth it found.
+    """With the engine that bench-io found best for such reads of the drive, at its depth at first.
 
     Both can be said otherwise: --io, and --io-depth, which is never exceeded. `stack` closes it.
     Raises ConfigError for an engine that is asked for and does not work.
     """
-    best = load_best(drive_of(files[0].path), DEPTH_MAX)
+    best = load_best(reads_of(files[0].path, experts), DEPTH_MAX)
     name, depth = config.io.engine, config.io_depth or DEFAULT_DEPTH
     start_bytes = START_LIMIT_BYTES
     if best is not None:
@@ -64,6 +64,5 @@ def make_reader(
 
 def start_limit_bytes(depth: int, experts: ExpertIndex) -> int:
     """So much that `depth` reads of the model's largest parts are in flight."""
-    largest_bytes = max(max(size_class.part_bytes) for size_class in experts.classes)
-    wanted_bytes = depth * min(largest_bytes, PIECE_BYTES)
+    wanted_bytes = depth * min(largest_part_bytes(experts), PIECE_BYTES)
     return min(max(wanted_bytes, MIN_LIMIT_BYTES), MAX_LIMIT_BYTES)

@@ -193,7 +193,7 @@ class SinceLast:
         self._before: dict[str, float] = {}
 
     def peek(self, now: dict[str, float]) -> dict[str, float]:
-        return {name: value - self._before.get(name, 0) for name, value in now.items()}
+        return {name: round(value - self._before.get(name, 0), 3) for name, value in now.items()}
 
     def take(self, now: dict[str, float]) -> dict[str, float]:
         """As `peek`, and the next growth counts from here."""

@@ -36,6 +36,11 @@ class History:
     def now(self) -> dict[str, Any]:
         return self._samples[-1][1]
 
+    @property
+    def earlier(self) -> dict[str, Any] | None:
+        """The answer before the newest; None where there is none."""
+        return self._samples[-2][1] if len(self._samples) > 1 else None
+
     def before(self, window_s: float | None) -> tuple[float, dict[str, Any]]:
         """(seconds ago, answer) of the youngest that is `window_s` old; None: the daemon's start.
 

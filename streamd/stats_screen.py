@@ -1,8 +1,8 @@
 """The live view of `streamd stats --watch` on a terminal, drawn with rich.
 
 From the top: who and for how long; the tiers' hit rates over 1 s, 60 s and all time, evictions and
-slots; disk and PCIe, the queue, memory; what was read ahead; what each layer holds and misses;
-clients and their tokens a second; slots by size of slab.
+slots; disk and PCIe, the queue, memory; what was read ahead, if hinted; what each layer holds and
+misses; clients and their tokens a second; slots by size of slab.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,9 @@ def draw(history: History) -> RenderableType:
     parts: list[RenderableType] = [head]
     if now["fault"]:
         parts.append(Text(now["fault"], style="bold red"))
-    parts += [_tiers(history), _traffic(history), _prefetch(history)]
+    parts += [_tiers(history), _traffic(history)]
+    if any(tier["prefetch"]["hinted"] for _, tier in _shown_tiers(history)):
+        parts.append(_prefetch(history))
     parts += [*_layers(history), _clients(history), _classes(history)]
     return Group(*parts)
 
@@ -93,8 +95,9 @@ def _traffic(history: History) -> Table:
     rows = [
         ("disk", "io.bytes_read", f"{io['engine']}: p50 {io['latency_ms_p50']:g} ms,"
          f" p99 {io['latency_ms_p99']:g} ms"),
-        ("PCIe", "tiers.gpu.uploaded_bytes", "host to GPU"),
     ]  # fmt: skip
+    if history.now["tiers"]["gpu"]["slots"]:
+        rows.append(("PCIe", "tiers.gpu.uploaded_bytes", "host to GPU"))
     for name, path, now in rows:
         rates = (f"{history.rate(path, window_s) / 1e6:,.1f} MB/s" for window_s in WINDOWS_S)
         table.add_row(name, *rates, now)

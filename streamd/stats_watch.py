@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.errors import ConfigError
 from streamd.ask import ask_stats
-from streamd.stats_history import History
+from streamd.stats_history import History, value_at
 from streamd.stats_line import render_line
 
 Show = Callable[[History], None]
@@ -25,7 +25,7 @@ def watch(name: str, pause_s: float, as_json: bool, csv_path: Path | None) -> in
         if csv_path is not None:
             shows.append(_csv_writer(csv_path, stack))
         if as_json:
-            shows.append(lambda history: print(json.dumps(history.now), flush=True))
+            shows.append(lambda history: print(json.dumps(line_values(history)), flush=True))
         elif sys.stdout.isatty():
             from streamd.stats_screen import Screen  # noqa: PLC0415 - rich, for terminals only
 
@@ -51,6 +51,21 @@ def _answers(name: str, pause_s: float) -> Iterator[History]:
         history.add(ask_stats(name, watching=True))
         yield history
         time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def line_values(history: History) -> dict[str, Any]:
+    """The newest answer, `since_last` counted from the line before; the first line's is as the
+    daemon tells it. Seconds to the millisecond."""
+    now, earlier = history.now, history.earlier
+    since = dict(now["since_last"])
+    if earlier is not None:
+        # Not by their own `since_last`: somebody else may have asked in between.
+        paths = {"seconds": "uptime_s", "bytes_read": "io.bytes_read", "reads": "io.reads"}
+        for name in since:
+            path = paths.get(name, f"tiers.host.{name}")
+            since[name] = value_at(now, path) - value_at(earlier, path)
+    rounded = {name: round(value, 3) for name, value in since.items()}
+    return now | {"since_last": rounded}
 
 
 def _csv_writer(path: Path, stack: ExitStack) -> Show:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from shared.errors import ConfigError
 from shared.experts import ExpertIndex
 from shared.residency import ClientArea
+from shared.threads import start_thread
 from streamd.scheduler import layer_slab_bytes
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class TraceWriter:
         self._closing = threading.Event()
         self._failed = False
         self._thread = threading.Thread(target=self._work, name="trace", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def put(self, chunk: bytes) -> bool:
         """Whether it will be written, as far as can be known."""

@@ -24,7 +24,7 @@ from infer.config import ModelConfig
 from infer.session import Session
 from infer.tokenizer import Tokenizer
 from shared.command import run_command
-from shared.errors import ConfigError, RequestError
+from shared.errors import ConfigError, RequestError, cause_of
 from shared.gguf_index import GgufIndex
 from shared.options import add_options, build, given
 
@@ -55,7 +55,9 @@ def windows_of(arguments: argparse.Namespace, tokenizer: Tokenizer) -> list[list
     try:
         text = arguments.text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {arguments.text}: {error}", "check --text") from error
+        raise ConfigError(
+            f"cannot read {arguments.text}: {cause_of(error)}", "check --text"
+        ) from error
     ids = tokenizer.encode(text, special=arguments.special)
     first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     step = size - len(first)

@@ -18,7 +18,7 @@ from pathlib import Path
 from gguf_importance import Importance
 from gguf_quantize import needs_importance, type_name, type_of
 
-from shared.errors import ConfigError, UnsupportedModel
+from shared.errors import ConfigError, UnsupportedModel, cause_of
 from shared.quants import GEOMETRY, TensorType
 
 MAX_RANGE = 1 << 12
@@ -215,7 +215,7 @@ def _from_toml(path: Path | None) -> list[tuple[str, str]]:
             table = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
-            f"cannot read {path}: {error}", 'write [types], then "*" = "Q8_0"'
+            f"cannot read {path}: {cause_of(error)}", 'write [types], then "*" = "Q8_0"'
         ) from error
     types = table.get("types")
     if list(table) != ["types"] or not isinstance(types, dict):

@@ -9,6 +9,7 @@ Zipf's law says (--skew 0: evenly, which no real model is). Layers are written o
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
+from gguf_blocks import random_blocks
 from gguf_factory import TinyModel, TinyTensor, add_value, float_tensor, hy3_model
 from gguf_glm import GlmSizes, glm_model
 
 from shared.command import run_command
+from shared.errors import ConfigError
 
+TOP_K = 8  # of both families
 HY3_WIDTHS = {
     "width": 4096,
     "expert_width": 1536,
@@ -30,7 +34,7 @@ HY3_WIDTHS = {
     "kv_heads": 8,
     "head_dim": 128,
     "n_experts": 192,
-    "top_k": 8,
+    "top_k": TOP_K,
     "vocab_count": 32768,  # of 120,832: the embedding is not what is measured
 }
 
@@ -40,28 +44,79 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.gguf")
+    parser.add_argument("--force", action="store_true", help="replace FILE.gguf where it exists")
     parser.add_argument("--family", choices=("hy3", "glm"), default="hy3")
-    parser.add_argument("--layers", type=int, default=16, help="the first one is dense")
+    parser.add_argument("--layers", type=int, default=16, help="2 or more: the first one is dense")
     parser.add_argument("--expert-count", type=int, help="instead of the real 192 or 256")
     parser.add_argument("--experts", default="IQ2_XXS,IQ2_XXS,Q2_K", metavar="GATE,UP,DOWN")
     parser.add_argument("--resident", default="Q8_0", metavar="TYPE")
     parser.add_argument("--skew", type=float, default=0.7, help="Zipf exponent of popularity")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    check(arguments)
     started_s = time.monotonic()
     total_bytes = write_model(arguments)
     print(f"{arguments.out}: {total_bytes / 1e9:.2f} GB in {time.monotonic() - started_s:.0f} s")
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """ConfigError for what no model, or no file, can be made of."""
+    if arguments.layers < 2:
+        raise ConfigError(
+            f"--layers {arguments.layers}: the first layer is dense, experts begin in the second",
+            "give 2 or more",
+        )
+    if arguments.expert_count is not None and arguments.expert_count < TOP_K:
+        raise ConfigError(
+            f"--expert-count {arguments.expert_count}: each token goes to {TOP_K} experts of a"
+            " layer",
+            f"give {TOP_K} or more, or leave it out",
+        )
+    expert_types(arguments.experts)
+    tensor_type("--resident", arguments.resident)
+    out = arguments.out
+    if out.exists() and not arguments.force:
+        raise ConfigError(f"{out} exists", "give another --out, or --force to replace it")
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise ConfigError(
+            f"{out} cannot be written: {out.parent} is no directory that we may write to",
+            "make it, or give another --out",
+        )
+
+
+def expert_types(text: str) -> tuple[Type, Type, Type]:
+    """Of gate, up and down. ConfigError for what are not three known types."""
+    names = text.split(",")
+    if len(names) != 3:
+        raise ConfigError(
+            f"--experts {text}: an expert has three matrices",
+            "give the types of GATE,UP,DOWN such as IQ2_XXS,IQ2_XXS,Q2_K",
+        )
+    gate, up, down = (tensor_type("--experts", name) for name in names)
+    return gate, up, down
+
+
+def tensor_type(option: str, name: str) -> Type:
+    """ConfigError for a name that is none, or of a type of which no blocks can be made."""
+    try:
+        kind = Type[name]
+        random_blocks(np.random.default_rng(0), kind, 1, 256)
+    except (KeyError, NotImplementedError, ValueError):
+        raise ConfigError(
+            f"{option}: no tensor of type {name!r} can be made",
+            "give one such as F16, Q8_0, Q4_K, Q2_K or IQ2_XXS",
+        ) from None
+    return kind
+
+
 def write_model(arguments: argparse.Namespace) -> int:
     """A layer is made, written and forgotten, so that memory holds one."""
-    types = tuple(Type[name] for name in arguments.experts.split(","))
     knobs = {
-        "expert_types": types,
-        "resident_type": Type[arguments.resident],
+        "expert_types": expert_types(arguments.experts),
+        "resident_type": tensor_type("--resident", arguments.resident),
         "seed": arguments.seed,
     }
-    if arguments.expert_count:
+    if arguments.expert_count is not None:
         knobs["n_experts"] = arguments.expert_count
     rng = np.random.default_rng(arguments.seed)
     make_pattern = hy3_pattern if arguments.family == "hy3" else glm_pattern

@@ -16,6 +16,8 @@ from pathlib import Path
 from replay_simulation import POLICIES, Result, make_policy, simulate, simulate_by_layer
 from replay_traces import Trace, load_trace
 
+from shared.command import run_command
+from shared.errors import ConfigError
 from streamd.policy import HALF_LIFE_ROUNDS
 
 Point = tuple[str, float, str, Result]  # trace, budget in MiB, policy, result
@@ -49,8 +51,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B")
-    parser.add_argument("--shares", default="0.1,0.2,0.4,0.6,0.8", metavar="S,T")
-    parser.add_argument("--budgets-mib", default="", metavar="M,N", help="instead of --shares")
+    parser.add_argument(
+        "--shares", type=_shares, default="0.1,0.2,0.4,0.6,0.8", metavar="S,T", help="0 to 1 each"
+    )
+    parser.add_argument("--budgets-mib", type=_numbers, metavar="M,N", help="instead of --shares")
     parser.add_argument("--per-layer", action="store_true", help="a cache for each layer")
     parser.add_argument(
         "--warm-up", type=float, default=0.0, metavar="SHARE", help="of the trace, not counted"
@@ -62,12 +66,33 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _numbers(text: str) -> list[float]:
+    """Of a list such as 250,1000: budgets of more than nothing."""
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < float("inf") for number in numbers):
+        raise ConfigError(f"{text!r} is no list of budgets", "give numbers above 0 such as 0.1,0.2")
+    return numbers
+
+
+def _shares(text: str) -> list[float]:
+    shares = _numbers(text)
+    if max(shares) > 1:
+        raise ConfigError(
+            f"--shares {text}: {max(shares):.0%} is more than all experts take",
+            "give shares from 0 to 1 such as 0.1,0.2, or MiB with --budgets-mib",
+        )
+    return shares
+
+
 def _replay(trace: Trace, arguments: argparse.Namespace) -> Iterator[Point]:
     total_bytes = int(trace.key_bytes.sum())
     if arguments.budgets_mib:
-        budgets = [int(float(word) * 2**20) for word in arguments.budgets_mib.split(",")]
+        budgets = [int(mib * 2**20) for mib in arguments.budgets_mib]
     else:
-        budgets = [int(float(word) * total_bytes) for word in arguments.shares.split(",")]
+        budgets = [int(share * total_bytes) for share in arguments.shares]
     for budget_bytes in budgets:
         capacity_count = max(1, int(trace.key_bytes.size * budget_bytes / total_bytes))
         for name in arguments.policies.split(","):
@@ -132,4 +157,4 @@ def _plot(path: Path, points: list[Point]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("replay", main))

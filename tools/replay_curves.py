@@ -1,7 +1,9 @@
 """Make the table that `streamd plan` predicts hit rates by: streamd/hit_curves.csv.
 
-    python tools/replay_curves.py qwen3-30b-a3b.route.csv gptoss20b_routing.npz --tokens 1000 \\
+    python tools/replay_curves.py qwen3-30b-a3b.route.csv gpt-oss-20b.npz --tokens 1000 \\
         > streamd/hit_curves.csv
+
+A trace's file is named after its model, as people are told which one a forecast comes from.
 
 For each trace and pair of budgets, as shares of all experts, the share of the lookups that miss the
 GPU's slots and of those that miss the host's too, both with the daemon's policy. The first half of
@@ -16,6 +18,8 @@ from pathlib import Path
 
 from replay_simulation import make_policy, misses_of
 from replay_traces import Group, Trace, load_trace
+
+from shared.command import run_command
 
 GPU_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.45, 0.65)
 HOST_SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
@@ -64,4 +68,4 @@ def _counted(groups: tuple[Group, ...]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("replay_curves", main))

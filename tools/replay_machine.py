@@ -8,11 +8,13 @@ of the lookups that reach the disk or the bus.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from replay_tiers import COPY_WEIGHT, MODES, TierCounts, TwoTiers
 from replay_traces import load_trace
 
+from shared.command import run_command
 from shared.options import parse_size
 from streamd.policy import HALF_LIFE_ROUNDS
 
@@ -77,4 +79,4 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command("replay_machine", main))

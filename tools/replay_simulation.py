@@ -9,6 +9,7 @@ import numpy as np
 from replay_policies import Belady, DaemonLfu, Lru, Policy, S3Fifo, Slru, WTinyLfu
 from replay_traces import Group, Trace
 
+from shared.errors import ConfigError
 from streamd.policy import HALF_LIFE_ROUNDS
 
 POLICIES = ("lru", "lfu", "lfu-ageing", "slru", "s3-fifo", "w-tinylfu", "belady")
@@ -49,7 +50,7 @@ def make_policy(
         "belady": lambda: Belady(_future(trace)),
     }
     if name not in makers:
-        raise SystemExit(f"unknown policy {name!r}: choose of {', '.join(POLICIES)}")
+        raise ConfigError(f"unknown policy {name!r}", f"choose of {', '.join(POLICIES)}")
     return makers[name]()
 
 

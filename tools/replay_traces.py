@@ -13,6 +13,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from shared.errors import ConfigError
+
 DAEMON_TRACE = b'{"format": "streamd-trace"'
 
 Group = tuple[bool, tuple[int, ...]]  # whether it is of decode, keys
@@ -49,13 +51,15 @@ class Trace:
 def load_trace(path: Path, token_count: int = 0) -> Trace:
     """By its form: .route.csv, a fingerprint .npz, or what `streamd --trace` wrote.
 
-    token_count: of a .npz, only so many tokens from its start; 0 for all. SystemExit, with a word,
-    for what is none of these.
+    token_count: of a .npz, only so many tokens from its start; 0 for all. ConfigError for what is
+    none of these.
     """
     try:
         trace = _load(path, token_count)
     except OSError as error:
-        raise SystemExit(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}", "give the path of a trace"
+        ) from error
     except (ValueError, KeyError, IndexError, TypeError, BadZipFile) as error:
         raise _no_trace(path) from error
     if not trace.groups:
@@ -63,10 +67,10 @@ def load_trace(path: Path, token_count: int = 0) -> Trace:
     return trace
 
 
-def _no_trace(path: Path) -> SystemExit:
-    return SystemExit(
-        f"{path} is no routing trace: give a .route.csv, a .npz with 'experts', or what"
-        " streamd --trace has written"
+def _no_trace(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is no routing trace",
+        "give a .route.csv, a .npz with 'experts', or what streamd --trace has written",
     )
 
 

@@ -15,7 +15,7 @@ from infer.template import ChatTemplate
 from infer.tokenizer import Tokenizer
 from shared.errors import MalformedModel, StreamError
 from shared.experts import ExpertIndex, resident_tensors, trunk_layer_count
-from shared.gguf_fragment import read_fragment
+from shared.gguf_fragment import UNKNOWN_ARCHITECTURE, read_fragment
 from shared.gguf_index import GgufIndex
 from shared.gguf_shard import TensorInfo
 from shared.quants import TensorType
@@ -25,8 +25,8 @@ CACHE_VALUE_BYTES = 2
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    index, faults = open_to_look(arguments.file)
-    values = describe(index, faults)
+    index, faults, is_cut = open_to_look(arguments.file)
+    values = describe(index, faults, is_cut)
     if arguments.json:
         if arguments.tensors:
             values["tensors"] = [_tensor_values(tensor) for tensor in index.tensors.values()]
@@ -42,8 +42,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def open_to_look(path: Path) -> tuple[GgufIndex, list[str]]:
-    """The file as far as it can be read, and what is wrong with it."""
+def open_to_look(path: Path) -> tuple[GgufIndex, list[str], bool]:
+    """The file as far as it can be read, what is wrong with it; whether it ends in its header."""
     try:
         index = GgufIndex.open(path, partial=True)
     except MalformedModel as error:
@@ -52,25 +52,31 @@ def open_to_look(path: Path) -> tuple[GgufIndex, list[str]]:
             f"read: {len(fragment.index.metadata)} of {fragment.key_count} keys,"
             f" {len(fragment.index.tensors)} of {fragment.tensor_count} tensors"
         )
-        return fragment.index, [fragment.fault or error.message, read]
+        if fragment.fault:
+            read += "; what is not told here is probably behind that"
+        return fragment.index, [fragment.fault or error.message, read], bool(fragment.fault)
     missing = [
         t for t in index.tensors.values() if _end(t) > index.fingerprints[t.file_index].size_bytes
     ]
     if not missing:
-        return index, []
+        return index, [], False
     lacking_bytes = sum(tensor.byte_count for tensor in missing)
-    return index, [
+    fault = (
         f"{len(missing)} of {len(index.tensors)} tensors, {lacking_bytes:,} bytes, are not in the"
         " file: it is a header alone, or was cut"
-    ]
+    )
+    return index, [fault], False
 
 
 def _end(tensor: TensorInfo) -> int:
     return tensor.offset + tensor.byte_count
 
 
-def describe(index: GgufIndex, faults: Iterable[str] = ()) -> dict[str, Any]:
-    """Shapes, quant mix, sizes, tokenizer; `unsupported` says what cannot be used, and why."""
+def describe(index: GgufIndex, faults: Iterable[str] = (), is_cut: bool = False) -> dict[str, Any]:
+    """Shapes, quant mix, sizes, tokenizer; `unsupported` says what cannot be used, and why.
+
+    is_cut: the file ends in its header. What is missing proves nothing then.
+    """
     values: dict[str, Any] = {
         "file": str(index.paths[0]),
         "shards": len(index.paths),
@@ -79,10 +85,13 @@ def describe(index: GgufIndex, faults: Iterable[str] = ()) -> dict[str, Any]:
         "model": index.metadata.get("general.name", "?"),
     }
     problems = []
+    is_named = index.architecture != UNKNOWN_ARCHITECTURE
+    judged_by_what_is_there = (_check_kernels, _check_family) if is_named else (_check_kernels,)
     for part in (
         _describe_experts,
         _describe_types,
         _check_kernels,
+        _check_family,
         _describe_family,
         _describe_tokenizer,
         _describe_template,
@@ -90,7 +99,8 @@ def describe(index: GgufIndex, faults: Iterable[str] = ()) -> dict[str, Any]:
         try:
             values |= part(index)
         except StreamError as error:
-            problems.append(str(error))
+            if not is_cut or part in judged_by_what_is_there:
+                problems.append(str(error))
     if problems:
         values["unsupported"] = list(dict.fromkeys(problems))
     if broken := list(faults):
@@ -160,6 +170,14 @@ def _check_kernels(index: GgufIndex) -> dict[str, Any]:
     library = load()
     for kind in sorted({t.type_id for t in index.tensors.values() if len(t.shape) > 1}):
         library.functions(kind)
+    return {}
+
+
+def _check_family(index: GgufIndex) -> dict[str, Any]:
+    """UnsupportedModel for an architecture that is not ours; nothing to describe."""
+    from infer.families import family_of  # noqa: PLC0415 - torch
+
+    family_of(index)
     return {}
 
 

@@ -18,7 +18,7 @@ from infer.draft import Drafting, mtp_rows
 from infer.engine import Engine
 from infer.sampler import Sampler, SamplerConfig
 from infer.session import Session
-from shared.errors import ConfigError, RequestError
+from shared.errors import ConfigError, RequestError, cause_of
 
 # Something to compute on; what it says does not matter.
 BENCH_TEXT = (
@@ -67,7 +67,9 @@ def perplexity(arguments: argparse.Namespace, session: Session) -> int:
     try:
         text = arguments.file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {arguments.file}: {error}", "check --file") from error
+        raise ConfigError(
+            f"cannot read {arguments.file}: {cause_of(error)}", "check --file"
+        ) from error
     tokenizer = session.tokenizer
     ids = tokenizer.encode(text)
     if tokenizer.bos_id is not None:
@@ -75,12 +77,12 @@ def perplexity(arguments: argparse.Namespace, session: Session) -> int:
     if len(ids) < 2:
         raise RequestError("the text has no token to predict", "give a longer one")
     total = _negative_log_likelihood(session, ids)
-    result = {"tokens": len(ids), "mean_nll": total / (len(ids) - 1)}
+    mean = total / (len(ids) - 1)
+    result = {"tokens": len(ids), "mean_nll": mean, "perplexity": float(np.exp(mean))}
     if arguments.json:
         print(json.dumps(result))
     else:
-        mean = result["mean_nll"]
-        print(f"{len(ids)} tokens, mean nll {mean:.5f}, perplexity {np.exp(mean):.3f}")
+        print(f"{len(ids)} tokens, mean nll {mean:.5f}, perplexity {result['perplexity']:.3f}")
     return 0
 
 
@@ -158,8 +160,8 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
     print(
         f"experts  {100 * counted['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits"
     )
-    if engine.prefetch is not None:
-        print(f"ahead    {engine.prefetch.describe(guessed_before)}")
+    if engine.prefetch is not None and (ahead := engine.prefetch.describe(guessed_before)):
+        print(f"ahead    {ahead}")
     if "draft_decode_tps" in result:
         print(
             f"drafting {result['draft_decode_tps']:9.1f} t/s, {result['draft_speedup']:.2f} times"

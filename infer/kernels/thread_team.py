@@ -37,6 +37,7 @@ from infer.kernels.numba_calls import (
     call_one,
     call_two,
 )
+from shared.threads import start_thread
 
 MAX_THREADS = 256
 # An idle thread looks at the state this often, offering its processor to others in between (about
@@ -146,7 +147,7 @@ class ThreadTeam:
             for i in range(1, self.threads)
         ]
         for helper in helpers:
-            helper.start()
+            start_thread(helper)
         # Helpers must not outlive the memory they poll.
         self.close = weakref.finalize(self, _end, self._shared, helpers)
 

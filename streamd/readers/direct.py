@@ -50,9 +50,12 @@ class OpenFile:
         """How the open file differs from what it was when it was opened; empty if it does not."""
         now = os.fstat(self.fd)
         if now.st_size != self.size_bytes:
-            return f"{self.path} has {now.st_size} bytes, it had {self.size_bytes} when opened"
+            return (
+                f"{self.path} is not the file that was opened: its size has changed from"
+                f" {self.size_bytes} to {now.st_size} bytes"
+            )
         if now.st_mtime_ns != self.mtime_ns:
-            return f"{self.path} has been written to since it was opened"
+            return f"{self.path} is not the file that was opened: it has been written to"
         return ""
 
     def forget(self, offset: int, size_bytes: int) -> None:

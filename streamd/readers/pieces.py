@@ -16,6 +16,7 @@ import os
 from collections.abc import Hashable, Iterator
 
 from shared.errors import ModelChanged, ReadFailed, StreamError
+from shared.fingerprint import RELOAD
 from streamd.readers.direct import OpenFile
 from streamd.readers.engine import address_of
 from streamd.readers.slab_read import Extent, Priority
@@ -121,4 +122,4 @@ def change_of(file: OpenFile) -> StreamError | None:
         )
     if not change:
         return None
-    return ModelChanged(change, "streamd reload takes the file as it is now")
+    return ModelChanged(change, RELOAD)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from queue import SimpleQueue
 
+from shared.threads import start_thread
 from streamd.readers.engine import DEPTH_MAX
 
 CLOSE_PATIENCE_S = 1.0
@@ -29,7 +30,7 @@ class PreadEngine:
             for index in range(depth)
         ]
         for thread in self._threads:
-            thread.start()
+            start_thread(thread)
 
     def fileno(self) -> int:
         return self._doorbell

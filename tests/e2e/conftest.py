@@ -256,7 +256,7 @@ def open_terminal(module_place, monkeypatch) -> Iterator[Callable[..., Any]]:
 
     def open_one(*words: object) -> Any:
         opened.append(_beside("terminal").Terminal(module_place, *words))
-        opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
+        opened[-1].greeting = opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
         return opened[-1]
 
     yield open_one

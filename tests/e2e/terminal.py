@@ -27,6 +27,7 @@ class Terminal:
         os.close(slave)
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._unread = ""
+        self.greeting = ""  # what was shown before the first prompt
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())

@@ -23,6 +23,14 @@ def test_a_budget_below_the_floor(program, refusal, sound_model):
 
 
 @pytest.mark.parametrize("program", BOTH)
+@pytest.mark.parametrize("options", [(), ("--device", "cpu"), ("--gpu-reserve", "1M")])
+def test_a_context_beyond_the_models(program, options, refusal, sound_model):
+    words = ("serve",) if program == STREAMD else ("chat", "-p", "hi")
+    message = refusal(program, *words, "--model", sound_model, "--ctx", "100000", *options)
+    assert re.search(r"--ctx 100000 is more than the model's context of \d+\n  give", message)
+
+
+@pytest.mark.parametrize("program", BOTH)
 def test_a_socket_path_that_is_too_long(
     program, refusal, sound_model, tmp_path, monkeypatch, place
 ):
@@ -69,7 +77,8 @@ def test_an_option_that_does_not_parse(program, refusal, sound_model):
 @pytest.mark.parametrize("name", [(), ("--name", "nobody")])
 def test_no_daemon_is_running(command, name, refusal):
     message = refusal(*command, *name)
-    assert re.search(r"no daemon .*\(running: none\)\n  start one with: streamd --model", message)
+    remedy = "nothing has been stopped" if "stop" in command else "start one with: streamd --model"
+    assert re.search(rf"no daemon .*is running\n  {remedy}", message)
 
 
 def test_a_daemon_of_another_model(place, refusal, sound_model, tmp_path):
@@ -91,7 +100,11 @@ LOGITS = ("logits", "--out", os.devnull)
         ((*LOGITS, "--tokens=-1"), "token -1 is not in the vocabulary"),
         ((*LOGITS, "--tokens", "1,two"), "is no list"),
         (("logits", "--tokens", "1", "--out", "nowhere/l.npy"), "cannot write nowhere/l.npy"),
-        (("perplexity", "--file", "nowhere.txt"), "cannot read nowhere.txt"),
+        (
+            ("perplexity", "--file", "nowhere.txt"),
+            "cannot read nowhere.txt: No such file or directory\n",
+        ),
+        (("chat", "-p", "hi", "--temp", "x"), "--temp cannot be 'x'\n  give a number\n"),
         (("chat", "-p", "hi", "--ctx", "2000"), "more than the model's context of 1024"),
         (("chat", "-p", "hi", "--effort", "high"), "does not know reasoning effort 'high'"),
         (("chat", "-p", "hi", "--think"), "no switch for --think"),

@@ -51,12 +51,32 @@ def test_a_chat_goes_on_where_it_was_saved(chat, place):
     assert counts == [second]
     assert second[1] < second[0] - first[0]
     assert "there is no session 'tripp' of this model (there are: trip;" in err
-    assert "2 messages, 21 tokens; the last message: Jupiter." in err
-    # Without a name: the latest that was kept, the whole of the first chat.
+    assert "saved as trip: 2 messages, 21 tokens; the last message: Jupiter." in err
+    assert err.startswith("saved as trip: "), "also without a name"
     _, _, err = chat("--ctx", 20, stdin="/load trip\n/load\n")
     refused = re.findall(r"the session has (\d+) tokens, the context has room for 20", err)
-    assert refused[0] == "21"
-    assert int(refused[1]) > second[0]
+    assert refused == ["21", "21"]
+
+
+def test_what_a_command_did_is_told(chat):
+    lines = (
+        *("/save", "/load", QUESTION, "/reset", "/load", "/save trip", "/save trip"),
+        *("/system Be brief.", "/system", "/exit now", "never read"),
+    )
+    _, counts, err = chat(stdin="\n".join(lines) + "\n")
+    assert len(counts) == 1
+    told = [re.sub(r"(ing the one of that name|saved): .*", r"\1", x) for x in err.splitlines()]
+    assert [line for line in told if "prompt tokens" not in line] == [
+        "/save has to know as what (give a name: /save NAME)",
+        "no conversation with this model is kept (there are: none; /save NAME makes one)",
+        "a new conversation",
+        "the latest conversation, kept without a name: 2 messages, 21 tokens; the last message:"
+        " Jupiter.",
+        "saved",
+        "saved, replacing the one of that name",
+        "system message set, a new conversation",
+        "no system message, a new conversation",
+    ]
 
 
 def test_a_damaged_session_leaves_a_new_conversation(chat, place):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from shared.errors import DaemonBusy
+from shared.experts import ExpertIndex
+from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints
 from streamd.control import MAX_CONNECTIONS
-from streamd.io_best import IoBest, drive_of, save_best
+from streamd.io_best import IoBest, reads_of, save_best
 
 FLOOR = "6M"
 
@@ -88,12 +90,21 @@ def _may_attach(slab_reader, model: Path) -> bool:
     return True
 
 
-def test_memory_that_is_refused_is_told_before_anything_is_served(place, demo_model, monkeypatch):
-    monkeypatch.setenv("SPARE_MB", "20")
+@pytest.mark.parametrize(
+    ("spare_mb", "refusal"),
+    [
+        (12, r"cannot start the thread '[\w-]+'"),
+        (36, r"cannot map \d+ bytes of shared memory: Cannot allocate memory"),
+    ],
+)
+def test_memory_that_is_refused_is_told_before_anything_is_served(
+    place, demo_model, monkeypatch, spare_mb, refusal
+):
+    monkeypatch.setenv("SPARE_MB", str(spare_mb))
     words = ("serve", "--model", demo_model, "--host-cache", "24M", "--io", "pread")
     done = place.run("daemon_with_little_memory.py", *words, "--io-depth", 1)
     assert done.returncode == 1
-    assert re.search(r"cannot map \d+ bytes of shared memory: Cannot allocate memory", done.stderr)
+    assert re.search(refusal, done.stderr)
     assert "ulimit -v" in done.stderr
     assert "Traceback" not in done.stderr
     assert place.leftovers() == []
@@ -103,7 +114,8 @@ def test_what_bench_io_found_best_is_used_unless_told_otherwise(
     place, demo_model, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    save_best(drive_of(demo_model), IoBest("pread", 3, 123.0))
+    reads = reads_of(demo_model, ExpertIndex.from_gguf(GgufIndex.open(demo_model)))
+    save_best(reads, IoBest("pread", 3, 123.0))
 
     def engine_with(*options: object) -> str:
         daemon = place.daemon(demo_model, "--name", "best", "--host-cache", FLOOR, *options)
@@ -115,7 +127,7 @@ def test_what_bench_io_found_best_is_used_unless_told_otherwise(
     assert engine_with() == "pread"
     assert engine_with("--io-depth", 5) == "pread"
     assert engine_with("--io", "paced:1GB/s") == "paced 1 GB/s over pread"
-    save_best(drive_of(demo_model), IoBest("uring-api", 3, 123.0))
+    save_best(reads, IoBest("uring-api", 3, 123.0))
     monkeypatch.setenv("DENIED_WITH", "EPERM")
     words = ("--name", "denied", "--host-cache", FLOOR)
     daemon = place.daemon(demo_model, *words, program="daemon_without_io_uring.py")

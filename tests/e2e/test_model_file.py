@@ -148,14 +148,29 @@ def test_reload_takes_the_file_as_it_is_now(
     assert daemon.process.returncode == 0
 
 
-def test_reload_of_a_file_that_is_no_model_any_more_ends_with_the_reason(place, model, daemon):
-    model.write_bytes(b"nonsense" * 1000)
+def be_nonsense(path: Path) -> None:
+    path.write_bytes(b"nonsense" * 1000)
+
+
+@pytest.mark.parametrize("change", [be_nonsense, truncate, remove])
+def test_reload_of_a_file_that_is_no_model_any_more_is_refused(change, place, model, daemon):
+    sound = model.read_bytes()
+    change(model)
+    done = place.run("streamd", "reload", "--name", "demo")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(model) in done.stderr
+    daemon.process.send_signal(signal.SIGHUP)
+    place.wait_until(lambda: "not reloaded" in daemon.log.read_text(), "the signal is refused too")
+    place.wait_until(lambda: place.stats("demo")["fault"], "a notice", NOTICED_WITHIN_S)
+    shown = place.run("streamd", "stats", "--name", "demo").stdout.splitlines()[0]
+    assert shown.startswith("fault")
+    assert "streamd reload" in shown
+    model.write_bytes(sound)
     reload_by_command(place, daemon)
-    assert daemon.process.wait(30) == 1
-    log = daemon.log.read_text()
-    assert str(model) in log.splitlines()[-2]
-    assert "Traceback" not in log
-    assert place.leftovers() == []
+    place.wait_until(lambda: daemon.log.read_text().count("serving") == 2, "it serves again")
+    assert place.stats("demo")["fault"] is None
+    assert "Traceback" not in daemon.log.read_text()
+    daemon.stop()
 
 
 def test_a_file_in_memory_is_served(place, demo_model, slab_reader):

@@ -152,5 +152,6 @@ def test_a_daemon_of_another_file_is_refused(module_place, start_daemon, model):
     after = start_daemon()
     _, shown = chat.communicate(timeout=ANSWER_S)
     assert chat.returncode == 1
-    assert "is not the file that the daemon has opened" in shown
+    assert re.search(r"the daemon 'river' refuses: .* is not the file that the daemon", shown)
+    assert re.search(r"reload.*--name or --model", shown)
     after.stop()

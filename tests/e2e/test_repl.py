@@ -28,8 +28,10 @@ def terminals(open_terminal, daemon) -> Any:
     return open_fresh
 
 
-def test_a_conversation(terminals, module_place):
+def test_a_conversation(terminals, module_place, daemon, demo_model):
     terminal = terminals()
+    served = f"{demo_model.name} · context 1,024 tokens · daemon {daemon.name}\n"
+    assert served in terminal.greeting
     terminal.enter(QUESTION)
     figures = r"(\d+) prompt tokens, (\d+) new · (\d+) tokens, [\d.]+ t/s · [\d.]+% hits\n"
     shown = terminal.read_until(figures)

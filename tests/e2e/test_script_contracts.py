@@ -4,6 +4,7 @@ The commands run in this process, which has torch already; each attaches to one 
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -61,8 +62,9 @@ def test_perplexity(infer_prints, tmp_path):
     text = tmp_path / "t.txt"
     text.write_text("The old man looked out of the window.")
     values = json.loads(infer_prints("perplexity", "--file", text, "--json"))
-    assert values.keys() == {"tokens", "mean_nll"}
+    assert values.keys() == {"tokens", "mean_nll", "perplexity"}
     assert 1 < values["mean_nll"] < 10
+    assert values["perplexity"] == pytest.approx(math.exp(values["mean_nll"]))
     human = infer_prints("perplexity", "--file", text)
     assert human.startswith(f"{values['tokens']} tokens, mean nll {values['mean_nll']:.5f}")
 

@@ -10,9 +10,11 @@ from shared.client_memory import (
     FIXED_BYTES,
     PLANNED_CHUNK,
     cache_token_values,
+    check_context,
     client_bytes,
     planned_context,
 )
+from shared.errors import ConfigError
 from shared.gguf_index import GgufIndex
 
 
@@ -48,6 +50,9 @@ def test_the_context_that_is_planned_for(index):
     longest = index.arch_key("context_length", int)
     assert planned_context(index, 0) == min(4096, longest)
     assert planned_context(index, 17) == 17
+    check_context(index, longest)
+    with pytest.raises(ConfigError, match=f"--ctx {longest + 1} is more than .* {longest}"):
+        check_context(index, longest + 1)
 
 
 def test_the_client_chooses_the_chunk_that_was_planned_for(index):

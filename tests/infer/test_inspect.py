@@ -106,6 +106,15 @@ def test_a_file_cut_in_its_header_is_described_as_far_as_it_goes(whole, part):
     assert values["incomplete"][0].endswith("the file ends inside its header")
     assert "tensors" in values["incomplete"][-1]
     assert values["architecture"] in ("?", "hy_v3")
+    assert "unsupported" not in values, "what is missing may only be behind the end"
+
+
+def test_what_is_read_of_a_cut_file_is_judged(gguf_factory, tmp_path):
+    model = gguf_factory.hy3_model()
+    model.architecture = "other"
+    other = model.write(tmp_path / "other.gguf")
+    (problem,) = described(cut(other, 1000))["unsupported"]
+    assert "architecture 'other', which is not supported" in problem
 
 
 def test_the_first_key_is_there_when_the_second_is_cut(whole):

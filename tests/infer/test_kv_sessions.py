@@ -168,6 +168,14 @@ def test_a_file_in_the_wrong_place_is_ignored_in_one_line(shelf):
     assert "belongs to another model" in shelf.told[0]
 
 
+def test_without_anything_saved_the_latest_is_found(shelf):
+    sessions = shelf.open()
+    sessions.keep([7, 8], {}, _planes(3))
+    with sessions.find("", CONTEXT) as file:
+        assert file.head.ids == (7, 8)
+        assert sessions.label(file) == "the latest conversation, kept without a name"
+
+
 def test_save_and_find_by_name(shelf):
     sessions = shelf.open()
     with pytest.raises(RequestError, match="no conversation with this model is kept"):
@@ -177,8 +185,9 @@ def test_save_and_find_by_name(shelf):
     sessions.keep([7, 8], {"messages": [3]}, _planes(3))
     with sessions.find("trip", CONTEXT) as file:
         assert (file.head.ids, file.head.talk) == ((1, 2, 3, 4), {"messages": [2]})
+        assert sessions.label(file) == "saved as trip"
     with sessions.find("", CONTEXT) as file:
-        assert file.head.ids == (7, 8)
+        assert file.head.ids == (1, 2, 3, 4), "one that was saved, though another came later"
     with pytest.raises(RequestError, match="4 tokens, the context has room for 3") as refusal:
         sessions.find("trip", 3)
     assert "--ctx" in refusal.value.remedy

@@ -76,6 +76,14 @@ def test_right_guesses_go_out_a_layer_ahead():
     assert all(set(_choose(layer)) <= set(experts) for layer, experts, _ in world.hints)
 
 
+def test_people_are_told_nothing_where_nothing_was_predicted():
+    world = World(depth=1)
+    assert world.prefetch.describe() == ""
+    world.token(_choose, _right)
+    assert world.prefetch.describe().startswith("1 layer; 100% of the choices foreseen; ")
+    assert world.prefetch.describe(world.prefetch.counters.copy()) == ""
+
+
 def test_what_is_there_is_not_hinted_and_complete_layers_are_not_guessed():
     world = World(depth=3)
     world.resident[:] = True

@@ -91,8 +91,17 @@ def no_bindings(name):
     raise ImportError(f"No module named {name!r}")
 
 
+def no_cdll(name):
+    raise OSError(f"{name}: cannot open shared object file")
+
+
 def test_without_bindings_or_driver_it_says_so(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", no_bindings)
+    monkeypatch.setattr(cuda.ctypes, "CDLL", no_cdll)
+    with pytest.raises(GpuError, match="no NVIDIA driver") as caught:
+        cuda.load_driver()
+    assert "--device cpu" in caught.value.remedy
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda name: None)
     with pytest.raises(GpuError, match="cuda-bindings cannot be imported"):
         cuda.load_driver()
 

@@ -26,9 +26,12 @@ def model(tmp_path):
 
 def test_none_is_running(model):
     for name, path in ((None, None), ("x", None), (None, model)):
-        with pytest.raises(DaemonNotRunning, match=r"running: none") as refusal:
+        with pytest.raises(DaemonNotRunning, match=r"no daemon .*is running \(") as refusal:
             find_daemon(name, path)
         assert "start one" in refusal.value.remedy
+    with pytest.raises(DaemonNotRunning) as refusal:
+        find_daemon(None, None, remedy="of one's own")
+    assert (refusal.value.message, refusal.value.remedy) == ("no daemon is running", "of one's own")
 
 
 def test_the_only_one(model):

@@ -205,9 +205,9 @@ def _replace(path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_append, "size_bytes"),
-        (_touch, "mtime_ns"),
-        (_replace, "inode"),
+        (_append, r"its size has changed from \d+ to \d+ bytes"),
+        (_touch, "it has been written to"),
+        (_replace, "it has been replaced"),
         (os.unlink, "cannot be found"),
     ],
 )
@@ -216,8 +216,9 @@ def test_changed_file_is_noticed(tmp_path, gguf_factory, change, reason):
     index = GgufIndex.open(path)
     index.check_unchanged()
     change(path)
-    with pytest.raises(ModelChanged, match=reason):
+    with pytest.raises(ModelChanged, match=reason) as caught:
         index.check_unchanged()
+    assert "streamd reload" in caught.value.remedy
 
 
 def test_array_of_a_changed_file_is_not_served(tmp_path, gguf_factory):

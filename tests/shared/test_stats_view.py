@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.stats_view import duration, render_stats, size
+from shared.stats_view import counted, duration, render_stats, size
 
 NO_AHEAD = {
     "prefetch": {"issued": 0, "useful": 0, "late": 0, "wasted": 0},
@@ -15,6 +15,7 @@ def values(**host):
     io = {"engine": "pread", "bytes_read": 5_000_000, "reads": 40}
     return {
         "name": "demo", "pid": 7, "model": "/m.gguf", "uptime_s": 61.0, "resident_bytes": 1500,
+        "fault": None,
         "io": io | {"latency_ms_p50": 0.5, "latency_ms_p99": 2.0},
         "tiers": {"host": HOST | NO_AHEAD | host, "gpu": {"slots": 0} | NO_AHEAD},
         "clients": [{"client": 0, "pid": 9, "tokens": 4, "hits": 3, "misses": 1}],
@@ -33,10 +34,28 @@ def test_a_screenful():
     assert "ahead" not in text
 
 
+def test_a_fault_comes_first():
+    fault = "/m.gguf has been replaced (streamd reload takes the file as it is now)"
+    first, second, *_ = render_stats(values() | {"fault": fault}).splitlines()
+    assert first == f"fault     {fault}"
+    assert "demo" in second
+
+
 def test_what_was_brought_before_it_was_asked_for():
     ahead = {"issued": 9, "useful": 5, "late": 1, "wasted": 3}
     text = render_stats(values(prefetch=ahead, backfill={"slabs": 12, "bytes": 1}))
     assert "ahead     host: 5 useful, 1 late, 3 wasted; 12 while idle" in text
+
+
+def test_what_was_not_brought_ahead_is_not_told():
+    text = render_stats(values(backfill={"slabs": 12, "bytes": 1}))
+    assert "ahead     host: 12 while idle" in text
+    ahead = {"issued": 9, "useful": 5, "late": 1, "wasted": 3}
+    assert "ahead     host: 5 useful, 1 late, 3 wasted\n" in render_stats(values(prefetch=ahead))
+
+
+def test_counted_nouns():
+    assert [counted(n, "layer") for n in (0, 1, 1200)] == ["0 layers", "1 layer", "1,200 layers"]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
         with pytest.raises(ConfigError, match="cannot read") as refusal:
             config_of("--config", str(path))
         assert "--config" in refusal.value.remedy
+        assert "Errno" not in refusal.value.message
 
 
 @pytest.fixture

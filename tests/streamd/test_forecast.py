@@ -48,7 +48,7 @@ def test_between_rows_it_goes_straight():
 
 def test_a_model_is_like_the_one_that_chooses_as_few():
     assert curve_like(8 / 192).name == "qwen3-30b-a3b"
-    assert curve_like(4 / 16).name == "gptoss20b_routing"
+    assert curve_like(4 / 16).name == "gpt-oss-20b"
 
 
 def test_the_table_is_what_its_tool_makes(shared_dir):

@@ -10,7 +10,7 @@ from cache_bench import CacheBench
 
 from shared import shm
 from shared.arena import ArenaLayout
-from shared.errors import ConfigError
+from shared.errors import ConfigError, GpuError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from streamd.governor import CALM_S
@@ -164,3 +164,30 @@ def test_a_machine_that_is_short_gets_memory_and_gives_it_again(tier):
     tick(initial_bytes, seconds=CALM_S)
     assert (slots.usable_count, slots.closed) == (SLOTS, [])
     fill(tier, range(SLOTS), first_expert=5)
+
+
+@pytest.mark.parametrize(
+    "error", [GpuError("cuMemHostUnregister says no"), OSError(95, "no holes")]
+)
+def test_memory_that_cannot_be_given_back_is_kept_and_said_once(tier, caplog, error):
+    cache = CacheBench((SLOTS,), (4,), (0, 0, 0, 0), 16).cache
+    (slots,) = cache.classes
+    total_bytes = tier.layout.total_bytes
+    fill(tier, range(SLOTS))
+    initial_bytes = 32 * total_bytes  # it is short of what is left
+    plan = HostPlan(tier.layout, (4,), total_bytes, total_bytes // 4, total_bytes, initial_bytes)
+    now_s = iter(range(1, 100))
+
+    def refuse(slot):
+        raise error
+
+    governor = HostGovernor(
+        plan, cache, tier, refuse, lambda: total_bytes // 2, lambda: float(next(now_s))
+    )
+    for _ in range(5):
+        governor.tick()
+    assert not governor.busy
+    assert slots.closed, "it has tried"
+    assert tier.held_bytes == pytest.approx(total_bytes)
+    messages = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert messages == [f"memory cannot be given back, and will not be any more: {error}"]

@@ -154,6 +154,13 @@ def test_a_unit_of_ones_own_runs_as_nobody_else(home, demo_model):
     assert not home.exists()
 
 
+def test_a_user_that_is_not_there_runs_nothing(demo_model, capsys):
+    for name in ("nobodyhere", "4294967294"):
+        with pytest.raises(ConfigError, match=f"no user '{name}'"):
+            install(arguments(user=False, model=demo_model, run_as=name, dry_run=True))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_service_of_the_machine_goes_where_machines_have_them():
     places = Places.of(user=False)
     assert str(places.unit_dir) == "/etc/systemd/system"

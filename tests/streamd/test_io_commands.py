@@ -5,10 +5,11 @@ import json
 import pytest
 import xxhash
 
+from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from streamd import io_commands
 from streamd.doctor import FAIL, OK, WARN, Finding
-from streamd.io_best import drive_of, load_best
+from streamd.io_best import load_best, reads_of
 from streamd.scrub import FileReport
 
 SECONDS = 0.001
@@ -31,7 +32,8 @@ def test_bench_io_for_programs_has_rows_and_the_best_which_is_kept(demo_model, c
     )
     best = values["best"]
     assert best["engine"] in {row["engine"] for row in values["rows"]}
-    kept = load_best(drive_of(demo_model), 1024)
+    experts = ExpertIndex.from_gguf(GgufIndex.open(demo_model))
+    kept = load_best(reads_of(demo_model, experts), 1024)
     assert kept is not None
     assert (kept.engine, kept.depth, kept.mb_s) == (best["engine"], best["depth"], best["mb_s"])
 

@@ -1,22 +1,25 @@
 """`streamd plan` of whole files: this machine, described machines, headers alone."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from gguf_factory import hy3_model
 from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
-from shared.errors import ConfigError
+from shared.errors import ConfigError, PlanError
+from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.io_choice import Rate
 from streamd import model_plan
 from streamd.config import StreamdConfig
 from streamd.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES
-from streamd.io_best import IoBest
+from streamd.io_best import IoBest, reads_of, save_best
 from streamd.model_plan import SYSTEM_BYTES, plan_model
 from streamd.plan_options import MachineOptions
-from streamd.plan_view import plan_values, render_plan
+from streamd.plan_view import plan_values, render_plan, three_digits
 
 GB = 1 << 30
 
@@ -74,7 +77,7 @@ def test_a_described_machine_is_not_exceeded(described):
 
 def test_the_client_has_what_its_context_and_chunk_take(described, model):
     index = GgufIndex.open(model, partial=True)
-    for options in ({}, {"ctx": 2000}, {"ctx": 2000, "chunk": 100}):
+    for options in ({}, {"ctx": 1000}, {"ctx": 1000, "chunk": 100}):
         gpu = plan_values(described(**options))["gpu"]
         wanted = client_bytes(index, options.get("ctx", 0), options.get("chunk"))
         assert gpu["reserve_bytes"] == wanted
@@ -116,7 +119,7 @@ def test_streamed_layers_cost_their_bytes_of_every_token(described):
         plans[1].misses.gpu * plans[1].token_bytes + streamed_bytes, abs=1
     )
     assert moved[1] > moved[0]
-    assert "without 40 layers that are streamed" in render_plan(plans[1])
+    assert "without 40 layers to be streamed" in render_plan(plans[1])
     assert "streamed" not in render_plan(plans[0])
 
 
@@ -134,6 +137,7 @@ def test_programs_get_json_and_people_sentences(described):
     assert json.loads(json.dumps(plan_values(plan))) == plan_values(plan)
     text = render_plan(plan)
     assert "tokens/s, by" in text
+    assert re.search(r"from recorded routing of (gpt-oss-20b|qwen3-30b-a3b)\n", text)
     assert "_" not in text.split("\n", 1)[1].replace(plan.misses.source, ""), "no field names"
 
 
@@ -144,11 +148,82 @@ def test_what_is_not_known_is_said(model, monkeypatch):
     assert "streamd bench-io" in render_plan(plan)
 
 
-def test_the_disk_of_this_machine_is_as_measured(model, monkeypatch):
+@pytest.mark.parametrize("ram", [None, 4 * GB])
+def test_the_disk_is_this_machines_as_measured_unless_it_is_described(model, monkeypatch, ram):
     monkeypatch.setattr(model_plan, "load_best", lambda *_: IoBest("pread", 8, 2000.0))
     monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: 2 * GB)
-    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions())
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), MachineOptions(ram=ram))
     assert plan.rates.disk == 2e9
+    assert "tokens/s as bench-io measured it here" in render_plan(plan)
+    machine = MachineOptions(ram=ram, disk=Rate(5e9))
+    plan = plan_model(StreamdConfig(model=model, device="cpu"), machine)
+    assert plan.rates.disk == 5e9
+    assert "bench-io" not in render_plan(plan)
+
+
+def test_a_measurement_of_other_slabs_on_this_drive_does_not_count(model, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    experts = ExpertIndex.from_gguf(GgufIndex.open(model, partial=True))
+    tiny = replace(experts, classes=[replace(experts.classes[0], part_bytes=(4096, 4096, 4096))])
+
+    def measured() -> float | None:
+        machine = MachineOptions(ram=4 * GB)
+        return plan_model(StreamdConfig(model=model, device="cpu"), machine).rates.disk
+
+    save_best(reads_of(model, tiny), IoBest("pread", 8, 872.0))
+    assert measured() is None
+    save_best(reads_of(model, experts), IoBest("pread", 8, 2688.0))
+    assert measured() == 2688e6
+
+
+def test_what_moves_nothing_has_no_bound_and_asks_for_no_rate(described):
+    plan = described(ram=64 * GB, vram=64 * GB)
+    assert plan_values(plan)["forecast"]["tokens_per_s"].keys() == {"compute"}
+    text = render_plan(plan)
+    assert re.search(r"the disk +nothing to read\n", text)
+    assert re.search(r"PCIe +nothing to copy\n", text)
+    assert "rate unknown" not in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (60281.6, "60,300"),
+        (999.6, "1,000"),
+        (12.345, "12.3"),
+        (5.7675, "5.77"),
+        (0.08294, "0.0829"),
+    ],
+)
+def test_figures_have_three_digits(value, shown):
+    assert three_digits(value) == shown
+
+
+def least_mib(error: PlanError) -> int:
+    return int(re.search(r"--ram (\d+)M or more", error.remedy)[1])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"host_cache": 200 << 20}, {"vram": None, "device": "cpu"}]
+)
+def test_ram_that_is_too_little_is_told_with_the_least_that_will_do(described, options):
+    with pytest.raises(PlanError, match="the system and the processes 2,048 MiB") as refused:
+        described(ram=1500 << 20, **options)
+    assert "--host-cache" not in refused.value.remedy, "no cache fits what is left"
+    least = least_mib(refused.value)
+    described(ram=least << 20, **options)
+    with pytest.raises(PlanError, match=f"is less than the {least:,} MiB"):
+        described(ram=(least - 1) << 20, **options)
+
+
+def test_a_host_cache_that_does_not_fit_the_described_ram(described):
+    with pytest.raises(PlanError, match="--host-cache") as refused:
+        described(ram=3 * GB, host_cache=2 * GB)
+    fitting = int(re.search(r"or --host-cache (\d+)M", refused.value.remedy)[1])
+    assert plan_values(described(ram=3 * GB, host_cache=fitting << 20))["budget_bytes"] < GB
+    described(ram=least_mib(refused.value) << 20, host_cache=2 * GB)
+    with pytest.raises(PlanError, match="a host cache of 1 MiB cannot hold"):
+        described(ram=3 * GB, host_cache=1 << 20)
 
 
 def test_a_limit_on_pinned_memory_is_said(model, monkeypatch):

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.prefetch import HINT_AGE_MS, MAX_WAITING, SPARE_SLOTS, Prefetch
+from streamd.prefetch import (
+    FAILED_PAUSE_MS,
+    HINT_AGE_MS,
+    MAX_FAILED,
+    MAX_WAITING,
+    SPARE_SLOTS,
+    Prefetch,
+)
 
 SHAPE = TableShape(4, 8)
 SLAB_BYTES = 1000
@@ -89,6 +96,24 @@ def test_slots_are_kept_spare_while_hints_come(prefetch):
     assert prefetch.spare_count(11.0 + HINT_AGE_MS) == 0
 
 
+def test_what_could_not_be_brought_is_left_alone_for_a_while(prefetch):
+    def fail(key, now_ms):
+        prefetch.hint(0, an_area(), 1, [key], now_ms)
+        prefetch.given(key, slot=key)
+        prefetch.failed(key, now_ms)
+
+    fail(5, 0.0)
+    prefetch.hint(0, an_area(), 1, [5, 6], FAILED_PAUSE_MS - 1)
+    assert prefetch.wishes(9, everything) == (6,)
+    assert (prefetch.counters.refused, prefetch.counters.failed) == (1, 1)
+    prefetch.hint(0, an_area(), 1, [5], FAILED_PAUSE_MS)
+    assert set(prefetch.wishes(9, everything)) == {5, 6}
+    for key in range(100, 101 + MAX_FAILED):
+        fail(key, FAILED_PAUSE_MS)
+    prefetch.hint(0, an_area(), 1, [100, 101], FAILED_PAUSE_MS)
+    assert set(prefetch.wishes(9, everything)) == {5, 6, 100}, "the oldest is forgotten"
+
+
 class PrefetchMachine(RuleBasedStateMachine):
     """Anything may happen at any time; the books always balance."""
 
@@ -126,7 +151,13 @@ class PrefetchMachine(RuleBasedStateMachine):
     def end(self, pick, how):
         if self.underway:
             slot = sorted(self.underway)[pick % len(self.underway)]
-            getattr(self.prefetch, how)(slot)
+            match how:
+                case "landed":
+                    self.prefetch.landed(slot)
+                case "failed":
+                    self.prefetch.failed(slot, self.now_ms)
+                case "joined":
+                    self.prefetch.joined(slot)
             self.underway.remove(slot)
             if how == "landed":
                 self.there.add(slot)

@@ -85,6 +85,12 @@ def test_each_client_has_its_own_line(bench, sessions):
     ]
 
 
+def test_seconds_since_the_last_asking_are_rounded():
+    since = SinceLast()
+    since.take({"seconds": 0.1})
+    assert since.peek({"seconds": 0.3}) == {"seconds": 0.2}
+
+
 def test_growth_since_the_last_asking():
     since = SinceLast()
     assert since.take({"hits": 3, "seconds": 1.5}) == {"hits": 3, "seconds": 1.5}

@@ -5,7 +5,7 @@ import pytest
 from streamd.stats_history import MAX_SAMPLES, History, value_at
 from streamd.stats_line import percent, render_line
 from streamd.stats_screen import sparkline
-from streamd.stats_watch import flatten
+from streamd.stats_watch import flatten, line_values
 
 
 def answer(uptime_s, hits=0, misses=0, **changes):
@@ -95,6 +95,26 @@ def test_the_line_of_a_pipe(history):
 )
 def test_sparklines(values, top, drawn):
     assert sparkline(values, top) == drawn
+
+
+def test_a_line_counts_from_the_line_before():
+    io = {"bytes_read": 0, "reads": 0}
+    told = {"seconds": 9.8765, "hits": 5, "misses": 1, "evictions": 0, "bytes_read": 7, "reads": 1}
+    history = History()
+    history.add(answer(100.0, hits=5, misses=1, io=io, since_last=told))
+    assert line_values(history)["since_last"] == told | {"seconds": 9.877}
+    for second, hits in ((1, 8), (2, 8), (3, 12)):
+        now = answer(
+            100.0 + second * 1.0004, hits=hits, misses=second + 1, since_last=told | {"hits": 99},
+            io={"bytes_read": 500 * second, "reads": second},
+        )  # fmt: skip
+        history.add(now)
+        assert line_values(history)["since_last"] == {
+            "seconds": 1.0, "hits": {1: 3, 2: 0, 3: 4}[second], "misses": 1, "evictions": 0,
+            "bytes_read": 500, "reads": 1,
+        }  # fmt: skip
+    assert history.now is now, "what it was told is left as it was"
+    assert now["since_last"]["hits"] == 99
 
 
 def test_the_columns_of_a_table():

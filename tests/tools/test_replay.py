@@ -5,9 +5,19 @@ from collections import deque
 
 import numpy as np
 import pytest
+import replay
 from replay_policies import Belady
 from replay_simulation import POLICIES, make_policy, simulate
 from replay_traces import Trace, load_trace
+
+from shared.command import run_command
+from shared.errors import ConfigError
+
+# A header and one section: request 0, layer 0, 1 use, 1 expert, which is number 0.
+DAEMON_TRACE_OF_ONE_LOOKUP = (
+    b'{"format": "streamd-trace", "n_layers": 1, "n_experts": 8, "top_k": 1, "layer_bytes": [9]}\n'
+    + bytes((0, 0, 0, 0, 1, 0, 1, 0, 0, 0))
+)
 
 
 def _trace(*groups, n_experts=8, size=1):
@@ -132,10 +142,30 @@ def test_the_given_curve_is_reproduced(shared_dir):
 def test_what_is_no_trace(name, content, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(SystemExit, match="is no routing trace"):
+    with pytest.raises(ConfigError, match="is no routing trace"):
         load_trace(path)
 
 
 def test_a_trace_that_is_not_there(tmp_path):
-    with pytest.raises(SystemExit, match=r"cannot read .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         load_trace(tmp_path / "missing.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "remedy"),
+    [
+        (("missing",), "cannot read missing: No such file or directory", "give the path"),
+        (("x", "--shares", "0.5,10"), "--shares 0.5,10: 1000% is more than all", "from 0 to 1"),
+        (("x", "--shares", "0"), "'0' is no list of budgets", "above 0"),
+        (("x", "--shares", "many"), "'many' is no list of budgets", "above 0"),
+        (("x", "--policies", "lru,best"), "unknown policy 'best'", "choose of lru, lfu"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(words, cause, remedy, tmp_path, monkeypatch, capsys):
+    (tmp_path / "x").write_bytes(DAEMON_TRACE_OF_ONE_LOOKUP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["replay", *words])
+    assert run_command("replay", replay.main) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith(f"replay: {cause}")
+    assert remedy in told[1]
