@@ -105,11 +105,10 @@ class DecodeGraphs:
                 self.times.token_count += 1
                 return self._pinned.logits.numpy().copy()
             except ClientRevoked:
-                # What stopped us for too long may have cost us the slots: the token is done again.
-                self._end_section()
-                self._client.attach_again()
+                pass  # what stopped us for too long may have cost us the slots: once more
             finally:
                 self._end_section()
+            self._client.attach_again()
         raise self._client.given_up()
 
     def _end_section(self) -> None:

@@ -16,7 +16,6 @@ reading the rest; the seed binds it to its place in this file.
 
 import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import xxhash
 from torch import Tensor
 
 from shared.errors import RequestError
+from shared.user_files import replacing
 
 MAGIC = b"STREAMKV"
 VERSION = 1
@@ -99,17 +99,11 @@ def write(
     OSError where it cannot be written; nothing is left of it then.
     """
     head = Head(identity, tuple(ids), _block_tokens(planes), talk)
-    fd, name = tempfile.mkstemp(prefix=".", suffix=SUFFIX, dir=path.parent)  # of mode 0600
-    try:
-        with os.fdopen(fd, "wb") as file:
-            _write_all(file, head, planes)
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with replacing(path) as file:
+        _write_all(file, head, planes)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _write_all(file: BinaryIO, head: Head, planes: Planes) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from infer.kv_file import SUFFIX, Head, Identity, KvFile, Planes, token_bytes, write
 from infer.kv_limits import KvLimits
 from shared.errors import ConfigError, RequestError, StreamError
+from shared.user_files import state_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # What a process that was killed while it wrote has left behind is removed after this time.
@@ -221,9 +222,7 @@ class KvSessions:
 
 
 def sessions_dir() -> Path:
-    """$XDG_STATE_HOME/streamd/sessions, or where that variable points by default."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state, "streamd", "sessions")
+    return state_dir() / "sessions"
 
 
 def common_count(left: Sequence[int], right: Sequence[int]) -> int:

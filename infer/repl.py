@@ -1,10 +1,8 @@
 """`infer chat`: a conversation at the terminal, from a pipe, or one answer to one prompt."""
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TextIO
 
 from prompt_toolkit import PromptSession
@@ -21,6 +19,7 @@ from infer.session import Session
 from infer.template import ChatTemplate
 from shared.errors import ReadFailed, RequestError
 from shared.stats_view import render_stats
+from shared.user_files import state_dir
 
 HELP = """\
 /help             this
@@ -271,7 +270,7 @@ def _terminal_reader() -> Callable[[], str]:
 
 
 def _history() -> History:
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "streamd")
+    state = state_dir()
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = state / "chat-history"

@@ -15,7 +15,6 @@ import hashlib
 import io
 import logging
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shared import user_files
 from shared.fingerprint import Fingerprint
+from shared.user_files import replacing
 from shared.wire import GPU_TIER, HOST_TIER
 
 log = logging.getLogger(__name__)
@@ -39,8 +40,7 @@ Heats = Mapping[str, npt.NDArray[np.float32]]
 def state_dir() -> Path:
     if service_dir := os.environ.get("STATE_DIRECTORY"):
         return Path(service_dir.split(":", maxsplit=1)[0])
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base, "streamd")
+    return user_files.state_dir()
 
 
 class HotList:
@@ -83,14 +83,8 @@ class HotList:
 
     def _write(self, content: bytes) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.replace(file.name, self.path)
-            except OSError:
-                os.unlink(file.name)
-                raise
+        with replacing(self.path) as file:
+            file.write(content)
         lists = [(path.stat().st_mtime_ns, path) for path in self.path.parent.glob("hot-*.npz")]
         for _, path in sorted(lists)[:-MAX_LISTS]:
             path.unlink(missing_ok=True)

@@ -11,12 +11,12 @@ damaged or written by another version counts as empty: it is a cache.
 
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shared.experts import ExpertIndex
 from shared.io_choice import ENGINES
+from shared.user_files import cache_dir, replacing
 from streamd.readers.reader import PIECE_BYTES
 
 MAX_FILE_BYTES = 1 << 20
@@ -30,8 +30,7 @@ class IoBest:
 
 
 def cache_path() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "streamd", "io-best.json")
+    return cache_dir() / "io-best.json"
 
 
 def reads_of(path: Path, experts: ExpertIndex) -> str:
@@ -62,9 +61,8 @@ def save_best(reads: str, best: IoBest) -> None:
     values = _load() | {reads: asdict(best)}
     path = cache_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump(values, file)
-    os.replace(file.name, path)
+    with replacing(path) as file:
+        file.write(json.dumps(values).encode())
 
 
 def _load() -> dict[str, object]:

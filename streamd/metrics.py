@@ -26,12 +26,12 @@ from shared.errors import ConfigError, StreamError
 from shared.threads import start_thread
 from streamd.address import Address
 from streamd.ask import ask_stats
+from streamd.prefetch import PREFETCH_OUTCOMES
 
 # Less than Prometheus' usual 10 s for a scrape.
 ANSWER_DEADLINE_MS = 4000
 # A client that connects and says nothing holds up the next one this long at the most.
 REQUEST_DEADLINE_S = 5.0
-PREFETCH_OUTCOMES = ("useful", "late", "wasted")
 
 
 class MetricsServer:

@@ -30,6 +30,10 @@ MAX_FAILED = 256
 SPARE_SLOTS = 32
 
 
+# The verdicts that people are shown.
+PREFETCH_OUTCOMES = ("useful", "late", "wasted")
+
+
 @dataclass
 class PrefetchCounters:
     """Experts, and bytes of their slabs.

@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.stats_view import duration, size
+from streamd.prefetch import PREFETCH_OUTCOMES
 from streamd.stats_history import WINDOWS_S, History
 from streamd.stats_line import percent
 
 LEVELS = "·▁▂▃▄▅▆▇█"
 WINDOWS: tuple[float | None, ...] = (*WINDOWS_S, None)
-PREFETCH_OUTCOMES = ("useful", "late", "wasted")
 MAX_CLIENT_ROWS = 16
 
 

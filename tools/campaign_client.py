@@ -27,7 +27,6 @@ from shared.gguf_index import GgufIndex
 PROMPT = "Which is the largest planet in the solar system?"
 TOKEN_COUNT = 24
 RETURN_S = 60
-READ_S = 0.5
 # Long enough for another process to overwrite a slot that is free to be.
 HOLD_S = 0.0005
 

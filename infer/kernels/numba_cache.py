@@ -16,6 +16,8 @@ from typing import Any
 
 import numba
 
+from shared.user_files import cache_dir
+
 UNUSED_CACHE_DAYS = 30
 
 # Division by zero follows IEEE 754 and nothing raises: there is no Python to raise into.
@@ -67,8 +69,7 @@ def inner_sum(function: Callable[..., Any]) -> Any:
 
 def cache_directory() -> Path:
     """Where this version's machine code lies; it does not exist before the first compilation."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root, "streamd", f"numba-{_SOURCE_HASH}")
+    return cache_dir() / f"numba-{_SOURCE_HASH}"
 
 
 # Machine code lives as long as the object that numba returns.

@@ -5,13 +5,12 @@ all sources, the options and NVRTC's version.
 """
 
 import hashlib
-import os
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError
+from shared.user_files import cache_dir, replacing
 
 FOLDER = Path(__file__).parent
 LOWEST_ARCHITECTURE = 75
@@ -102,17 +101,15 @@ def _sources_hash() -> str:
 
 
 def _cache_file(name: str, options: list[str]) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(repr((name, options)).encode()).hexdigest()[:16]
-    return Path(root, "streamd", f"cuda-{_sources_hash()}", f"{Path(name).stem}-{digest}.cubin")
+    return cache_dir() / f"cuda-{_sources_hash()}" / f"{Path(name).stem}-{digest}.cubin"
 
 
 def _keep(path: Path, code: bytes) -> None:
     """Whole or not at all; a cache that cannot be written is done without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with replacing(path) as file:
             file.write(code)
-        os.replace(file.name, path)
     except OSError:
         return
