@@ -10,7 +10,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.dev-ready
 # Set-up compiles these, so that no answer waits for it.
-COMPILED := $(wildcard infer/kernels/*.py) infer/compiled_lookup.py
+COMPILED := $(wildcard infer/kernels/*.py) infer/recorded/compiled_lookup.py
 
 # By way of the environment: quotes, dollars and backticks in a prompt are no commands.
 export CHAT_PROMPT := $(value PROMPT)

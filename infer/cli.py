@@ -148,7 +148,7 @@ def _whole(least: int) -> Callable[[str], int]:
 def _chat(arguments: argparse.Namespace) -> int:
     config = build(ChatConfig, [("command line", given(arguments, ChatConfig))])
     with Session(config) as session:
-        from infer.repl import chat  # noqa: PLC0415
+        from infer.chat.repl import chat  # noqa: PLC0415
 
         return chat(session, config, arguments.prompt)
 

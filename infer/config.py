@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infer.kv_limits import KvLimits, parse_kv_sessions
+from infer.caches.kv_limits import KvLimits, parse_kv_sessions
 from shared.daemon_options import OWN_MTP, DaemonOptions
 from shared.options import option, parse_count
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from infer.attachment import attach
+from infer.ahead.predict import Predictor
+from infer.ahead.prefetch import Prefetch
 from infer.blocks.moe import MoeFfn, Tap
 from infer.chunks import (
     MIN_CHUNK,
@@ -20,24 +21,23 @@ from infer.chunks import (
     logits_chunk,
 )
 from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
+from infer.daemon.attachment import attach
+from infer.daemon.lifeline import Lifeline
+from infer.daemon.recovery import Recovery
 from infer.families import Parts, family_of
 from infer.families.parts import Instrument
 from infer.kernels.choose import choose_kernels
 from infer.kernels.scratch import KernelBounds
-from infer.lifeline import Lifeline
 from infer.model import ModelShape
-from infer.predict import Predictor
-from infer.prefetch import Prefetch
-from infer.recovery import Recovery
-from infer.resident_weights import open_streamed, open_weights
+from infer.resident.resident_weights import open_streamed, open_weights
 from shared.client_memory import DEFAULT_CONTEXT
 from shared.errors import ConfigError, GpuError, RequestError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
 
 if TYPE_CHECKING:
-    from infer.decode_graphs import DecodeGraphs
-    from infer.decode_program import DecodeProgram
+    from infer.recorded.decode_graphs import DecodeGraphs
+    from infer.recorded.decode_program import DecodeProgram
 
 T = TypeVar("T")
 
@@ -155,12 +155,12 @@ class Engine:
         if self.device.type == "cuda":
             if not self.model.recordable:
                 return None
-            from infer.decode_graphs import DecodeGraphs  # noqa: PLC0415 - of no use without a GPU
+            from infer.recorded.decode_graphs import DecodeGraphs  # noqa: PLC0415 - of no use without a GPU
 
             return DecodeGraphs(self.model, self.kernels, self.client, self.kv, self.exact)
         if self.exact or not hasattr(self.kernels, "recorded"):
             return None
-        from infer.decode_program import DecodeProgram, can_record  # noqa: PLC0415 - needs ggml
+        from infer.recorded.decode_program import DecodeProgram, can_record  # noqa: PLC0415 - needs ggml
 
         if not can_record(self.model, self.kv):
             return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infer.blocks.ffn import DenseFfn
 from infer.blocks.moe import MoeFfn, Tap
-from infer.cache import Cache, CacheShape
+from infer.caches.cache import Cache, CacheShape
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import LatentBounds
@@ -45,7 +45,7 @@ class Attention(Protocol):
 
 
 class Foresight(Protocol):
-    """Looks at each layer to guess what the next ones need; infer.predict.Predictor.
+    """Looks at each layer to guess what the next ones need; infer.ahead.predict.Predictor.
 
     sees_hits: it is to look at every layer, even while no expert is ever missing.
     """
@@ -62,7 +62,7 @@ class Foresight(Protocol):
 
 
 class Turns(Protocol):
-    """Hears when a layer's matrices are read; infer.streamed_layers.StreamedLayers."""
+    """Hears when a layer's matrices are read; infer.resident.streamed_layers.StreamedLayers."""
 
     def enter(self, layer: int) -> None: ...
 

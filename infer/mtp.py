@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from infer.blocks.moe import Tap
-from infer.cache import Cache, CacheShape
+from infer.caches.cache import Cache, CacheShape
 from infer.kernels.interface import Kernels, MatrixGroup
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.model import Layer

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from infer.config import ModelConfig
-from infer.daemon_process import EmbeddedDaemon
+from infer.daemon.daemon_process import EmbeddedDaemon
+from infer.daemon.recovery import Recovery
 from infer.loading_notice import loading_notice
-from infer.recovery import Recovery
-from infer.tokenizer import Tokenizer
+from infer.text.tokenizer import Tokenizer
 from shared.daemon_options import OWN_MTP, DaemonOptions
 from shared.errors import ConfigError, DaemonNotRunning
 from shared.mtp import open_served

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from infer.client import SlotClient
+from infer.daemon.client import SlotClient
 from shared.errors import StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex

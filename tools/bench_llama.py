@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from infer.commands.measure import BENCH_TEXT, time_round
 from infer.config import ModelConfig
-from infer.decoding import Decoding
+from infer.generation.decoding import Decoding
 from infer.session import Session
 from shared.errors import StreamError
 

@@ -25,7 +25,7 @@ from stream_arms import ArmResult, Arms
 from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
 from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
-from infer.daemon_process import EmbeddedDaemon
+from infer.daemon.daemon_process import EmbeddedDaemon
 from shared.command import run_command
 from shared.daemon_options import DaemonOptions
 from shared.options import add_options, build, given

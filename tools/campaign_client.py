@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infer.client import SlotClient
-from infer.recovery import Recovery
+from infer.daemon.client import SlotClient
+from infer.daemon.recovery import Recovery
 from shared.errors import DaemonBusy, DaemonLost, PlanError, StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from gguf_factory import hy3_model
 
-from infer.client import SlotClient
+from infer.daemon.client import SlotClient
 from shared.cuda import call, load_driver
 from shared.errors import DaemonLost
 from shared.experts import ExpertIndex, resident_tensors

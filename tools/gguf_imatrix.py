@@ -22,7 +22,7 @@ from gguf_recording import Recorder
 
 from infer.config import ModelConfig
 from infer.session import Session
-from infer.tokenizer import Tokenizer
+from infer.text.tokenizer import Tokenizer
 from shared.command import run_command
 from shared.errors import ConfigError, RequestError, cause_of
 from shared.gguf_index import GgufIndex

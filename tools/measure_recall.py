@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from infer.ahead.predict import Correction, Floats, Predictor
+from infer.ahead.prefetch import MAX_DEPTH, Integers, margin_count
 from infer.blocks.moe import MoeFfn
 from infer.config import ModelConfig
-from infer.predict import Correction, Floats, Predictor
-from infer.prefetch import MAX_DEPTH, Integers, margin_count
 from infer.session import Session
 from shared.command import run_command
 

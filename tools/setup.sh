@@ -65,4 +65,4 @@ fi
 
 # The compiled loops are kept on disk, so that the first answer does not wait for them.
 echo "compiling the CPU kernels" >&2
-"$dir/bin/python" -c 'import infer.compiled_lookup, infer.kernels.ggml_cpu, infer.kernels.ggml_latent'
+"$dir/bin/python" -c 'import infer.recorded.compiled_lookup, infer.kernels.ggml_cpu, infer.kernels.ggml_latent'

@@ -1,13 +1,14 @@
 """A prefetch that knows the future: what routers chose is written down, and hinted the next time.
 
-It shows how much prediction could bring at the most. Both take infer.predict.Predictor's place.
+It shows how much prediction could bring at the most. Both take the place of
+infer.ahead.predict.Predictor.
 """
 
 import numpy as np
 from torch import Tensor
 
-from infer.client import SlotClient
-from infer.prefetch import Integers
+from infer.ahead.prefetch import Integers
+from infer.daemon.client import SlotClient
 
 # More hints than the daemon keeps of one client would only be refused.
 LOOKAHEAD_ROUTERS = 8

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from infer.blocks.moe import Tap
+from infer.caches.kv_cache import KvCache
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.kv_cache import KvCache
 
 
 @dataclass(frozen=True)

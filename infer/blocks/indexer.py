@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from infer.blocks.attention import RopeTables
+from infer.caches.latent_cache import LatentCache
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.latent_cache import LatentCache
 
 KEY_NORM_EPS = 1e-6  # no key of the file's says it
 

@@ -20,9 +20,9 @@ from infer.blocks.attention import RopeTables, StepPlace
 from infer.blocks.indexer import Indexer, IndexerWeights
 from infer.blocks.mla_expanded import HEAD_DIM_STEP, ExpandedAttention
 from infer.blocks.moe import Tap
+from infer.caches.latent_cache import LatentCache
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.latent_cache import LatentCache
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from infer.decoding import Decoding
 from infer.engine import Engine
-from infer.sampler import Sampler
-from infer.step_profile import Parts, StepProfile
+from infer.generation.decoding import Decoding
+from infer.generation.sampler import Sampler
+from infer.profiling.step_profile import Parts, StepProfile
 
 
 def profile_round(

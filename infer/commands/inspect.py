@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from infer.template import ChatTemplate
-from infer.tokenizer import Tokenizer
+from infer.text.template import ChatTemplate
+from infer.text.tokenizer import Tokenizer
 from shared.errors import MalformedModel, StreamError
 from shared.experts import ExpertIndex, resident_tensors, trunk_layer_count
 from shared.gguf_fragment import UNKNOWN_ARCHITECTURE, read_fragment

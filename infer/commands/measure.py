@@ -13,10 +13,10 @@ import torch
 
 from infer.blocks.moe import Tap
 from infer.commands.bench_profile import profile_lines, profile_round
-from infer.decoding import Decoding
-from infer.draft import Drafting, mtp_rows
 from infer.engine import Engine
-from infer.sampler import Sampler, SamplerConfig
+from infer.generation.decoding import Decoding
+from infer.generation.draft import Drafting, mtp_rows
+from infer.generation.sampler import Sampler, SamplerConfig
 from infer.session import Session
 from shared.errors import ConfigError, RequestError, cause_of
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from infer.tokenizer import Tokenizer
+from infer.text.tokenizer import Tokenizer
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import find_daemon
 

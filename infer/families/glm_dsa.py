@@ -10,6 +10,7 @@ are used where `Parts.mtp_indexer` says so.
 from infer.blocks.attention import RopeTables
 from infer.blocks.indexer import IndexerWeights
 from infer.blocks.mla import MlaAttention, MlaWeights
+from infer.caches.latent_cache import LatentShape
 from infer.families.feed_forward import check_router, feed_forward
 from infer.families.glm_shape import GlmShape
 from infer.families.latent_heads import key_matrices, value_matrices
@@ -17,7 +18,6 @@ from infer.families.mtp import bind_mtp
 from infer.families.parts import Parts
 from infer.families.trunk import bind_trunk
 from infer.kernels.scratch import LatentBounds
-from infer.latent_cache import LatentShape
 from infer.model import Layer, Model, ModelShape
 from infer.mtp import MtpBlock
 from shared.gguf_index import GgufIndex

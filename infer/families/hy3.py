@@ -6,11 +6,11 @@ The MTP block is one more such layer.
 """
 
 from infer.blocks.attention import GqaAttention, GqaShape, RopeTables
+from infer.caches.kv_cache import KvShape
 from infer.families.feed_forward import check_router, feed_forward
 from infer.families.mtp import bind_mtp
 from infer.families.parts import Parts
 from infer.families.trunk import bind_trunk
-from infer.kv_cache import KvShape
 from infer.model import Layer, Model, ModelShape
 from infer.mtp import MtpBlock
 from shared.errors import MalformedModel, UnsupportedModel

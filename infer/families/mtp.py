@@ -1,6 +1,6 @@
 """The MTP block by its tensor names, which the families share: `nextn.*` around one more layer."""
 
-from infer.cache import CacheShape
+from infer.caches.cache import CacheShape
 from infer.families.parts import Parts
 from infer.model import Layer, ModelShape
 from infer.mtp import MtpBlock

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from infer.blocks.moe import ExpertSource
 from infer.kernels.interface import Kernels
-from infer.weights import Weights
+from infer.resident.weights import Weights
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from infer.blocks.attention import GqaAttention, GqaShape, RopeTables
+from infer.caches.kv_cache import KvShape
 from infer.kernels import reference
 from infer.kernels.interface import Kernels
-from infer.kv_cache import KvShape
 from infer.selftest.outcome import EXACT_LIMIT, Outcome, largest_error
 from infer.selftest.stage import CONTEXT, TOKENS, WIDTH, Stage, phases
 

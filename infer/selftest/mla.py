@@ -13,9 +13,9 @@ from torch.nn.functional import layer_norm
 from infer.blocks.attention import RopeTables
 from infer.blocks.indexer import KEY_NORM_EPS, IndexerWeights
 from infer.blocks.mla import MlaAttention, MlaShape, MlaWeights
+from infer.caches.latent_cache import LatentShape
 from infer.kernels import reference
 from infer.kernels.interface import Kernels
-from infer.latent_cache import LatentShape
 from infer.selftest.outcome import EXACT_LIMIT, Outcome, largest_error
 from infer.selftest.stage import CONTEXT, TOKENS, WIDTH, Stage, phases
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infer.client import SlotClient
+from infer.daemon.client import SlotClient
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.wire import Fetch, Message

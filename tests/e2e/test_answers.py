@@ -16,10 +16,10 @@ import pytest
 
 from infer.commands import measure
 from infer.config import ModelConfig
-from infer.generate import Answer, Conversation
-from infer.sampler import Sampler, SamplerConfig
+from infer.generation.generate import Answer, Conversation
+from infer.generation.sampler import Sampler, SamplerConfig
 from infer.session import Session
-from infer.template import ChatTemplate
+from infer.text.template import ChatTemplate
 
 TOLERANCE_NATS = 2e-3
 MAX_KL_NATS = 0.01

@@ -8,10 +8,10 @@ import subprocess
 import pytest
 
 from infer.config import ModelConfig
-from infer.generate import Answer, Conversation
-from infer.sampler import Sampler, SamplerConfig
+from infer.generation.generate import Answer, Conversation
+from infer.generation.sampler import Sampler, SamplerConfig
 from infer.session import Session
-from infer.template import ChatTemplate
+from infer.text.template import ChatTemplate
 
 QUESTION = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."

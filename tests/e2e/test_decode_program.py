@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from infer.config import ModelConfig
-from infer.decode_program import DecodeProgram
+from infer.recorded.decode_program import DecodeProgram
 from infer.session import Session
 
 PROMPT = [5, 17, 200, 31, 8, 99]

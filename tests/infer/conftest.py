@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from infer.bpe import BYTE_ALPHABET
 from infer.engine import kernel_bounds
 from infer.families import Parts, family_of
-from infer.tokenizer import Tokenizer
-from infer.vocabulary import TokenType
-from infer.weights import Weights
+from infer.resident.weights import Weights
+from infer.text.bpe import BYTE_ALPHABET
+from infer.text.tokenizer import Tokenizer
+from infer.text.vocabulary import TokenType
 from shared.experts import ExpertIndex, resident_tensors
 from shared.mtp import open_served
 from shared.resident import resident_layout
@@ -49,7 +49,8 @@ def small_tokenizer() -> Callable[..., Tokenizer]:
 class LocalModel:
     """A model computed without a daemon: experts straight from the file, in waves of any width.
 
-    What infer.decoding and infer.draft use of an Engine is there. mtp: as open_served takes it.
+    What infer.generation's decoding and draft use of an Engine is there. mtp: as open_served takes
+    it.
     """
 
     device = torch.device("cpu")

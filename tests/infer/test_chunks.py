@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from infer.caches.kv_cache import KvShape
 from infer.chunks import (
     MAX_ACTIVATION_BYTES,
     MAX_CHUNK,
@@ -16,7 +17,6 @@ from infer.chunks import (
 )
 from infer.config import ModelConfig
 from infer.kernels.scratch import LatentBounds
-from infer.kv_cache import KvShape
 from infer.model import ModelShape
 from shared.errors import ConfigError
 from shared.options import build

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from infer.copy_lane import joined
+from infer.resident.copy_lane import joined
 from shared import shm
 from shared.arena import round_up
 from shared.errors import GpuError, StreamError

@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import sys
 
-from infer.gpu_mapping import import_memory
+from infer.daemon.gpu_mapping import import_memory
 from shared.cuda import call, load_driver
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fake_gpu import FakeDevice, FakeLane
 
-from infer.client import SlotClient
-from infer.mapping import TierMemory
-from infer.resident_weights import open_streamed
+from infer.daemon.client import SlotClient
+from infer.daemon.mapping import TierMemory
+from infer.resident.resident_weights import open_streamed
 from shared import shm
 from shared.errors import GpuError, PlanError, ReadFailed
 from shared.experts import ExpertIndex, resident_tensors
@@ -32,7 +32,7 @@ PATIENCE_S = 20.0
 
 
 def map_fake(attached, arena_fd, resident_fd):
-    """What infer.gpu_mapping does, with a fake GPU's memory."""
+    """What infer.daemon.gpu_mapping does, with a fake GPU's memory."""
     arena = shm.map_readonly(arena_fd, attached.arena_bytes)
     resident = shm.map_readonly(resident_fd, attached.resident_bytes)
     return TierMemory("cuda:0", True, shm.address(arena), shm.address(resident), (arena, resident))
@@ -44,7 +44,7 @@ def place(tmp_path_factory, monkeypatch):
     directory = tmp_path_factory.mktemp("run", numbered=True)
     directory.chmod(0o700)
     monkeypatch.setenv("STREAMD_RUNTIME_DIR", str(directory))
-    monkeypatch.setattr("infer.connection.map_gpu_tier", map_fake)
+    monkeypatch.setattr("infer.daemon.connection.map_gpu_tier", map_fake)
 
 
 @contextmanager

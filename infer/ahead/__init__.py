@@ -1,0 +1,1 @@
+"""What the next layers will need: prediction, hints, and whether they pay."""

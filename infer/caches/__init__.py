@@ -1,0 +1,1 @@
+"""KV and latent caches, and keeping them in files."""

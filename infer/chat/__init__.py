@@ -1,0 +1,1 @@
+"""The REPL, its conversations and its progress line."""

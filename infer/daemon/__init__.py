@@ -1,0 +1,1 @@
+"""The daemon's other end: attaching, reading slots, recovering after its restart."""

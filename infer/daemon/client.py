@@ -1,0 +1,295 @@
+"""The daemon's slots as the client sees them: look experts up, wait for those that are missing.
+
+docs/protocol.md is the law here. A hit is a look into shared memory and costs no message.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from infer.daemon.connection import Connection
+from infer.daemon.mapping import Mapping
+from infer.daemon.waits import Waits
+from shared import membarrier
+from shared.errors import ClientRevoked
+from shared.experts import ExpertIndex
+from shared.gguf_index import GgufIndex
+from shared.wire import GPU_TIER, HOST_TIER, Failed, Fetch, Hint, Refused, Stats, StatsRequest
+
+# Longer than any sound disk takes for a wave; a daemon that hangs must not hang us.
+FETCH_DEADLINE_S = 60.0
+ANSWER_DEADLINE_S = 5.0
+MAX_REVOCATIONS = 5
+
+Integers = npt.NDArray[np.integer[Any]]
+# Takes places in a section's experts, and the addresses of these experts' parts int64 [n, 3].
+Compute = Callable[[npt.NDArray[np.intp], npt.NDArray[np.int64]], None]
+
+
+def nothing_to_settle(_device: str) -> None:
+    """A CPU is done with a slab when `compute` returns."""
+
+
+def nothing_meanwhile() -> None:
+    """Work for the time in which the disk reads, where there is none."""
+
+
+@dataclass
+class Section:
+    """What one section reads: its experts, the slots they are in, and those that have none yet.
+
+    present, missing: places in `experts`; slots: int32, of all of them, -1 where missing.
+    asked_s, asked_count: when and for how many experts the daemon was asked.
+    """
+
+    number: int
+    layer: int
+    experts: Integers
+    row: npt.NDArray[np.int32]  # of the residency table
+    slots: npt.NDArray[np.int32]
+    present: npt.NDArray[np.intp]
+    missing: npt.NDArray[np.intp]
+    asked_s: float
+    asked_count: int
+
+
+class SlotClient:
+    """One attachment to a daemon. Not for use by several threads.
+
+    rows: the residency table's plane for our tier, int32 [n_layers, n_experts]; stretches: where
+    gate, up and down of each slot lie, int64 [slots, 3]. Both change when it attaches again.
+    tier: HOST_TIER or GPU_TIER. On a GPU all addresses are device addresses, and
+    `settle(device)` waits until queued work is done: slots may be reused once a section has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: GgufIndex,
+        experts: ExpertIndex,
+        tier: str = HOST_TIER,
+        settle: Callable[[str], None] = nothing_to_settle,
+    ) -> None:
+        self.experts = experts
+        self._tier = tier
+        self._settle = settle
+        self.waits = Waits()
+        self._past_hits = self._past_misses = 0  # of earlier attachments
+        membarrier.register()
+        self._connection = Connection(name, index, experts, tier)
+        self._note_mapping()
+
+    def _note_mapping(self) -> None:
+        mapping = self._connection.mapping
+        self.stretches = mapping.stretch_offsets + mapping.arena_address
+        table = mapping.table
+        self.rows = table.gpu_slots if self._tier == GPU_TIER else table.host_slots
+
+    @property
+    def attached(self) -> bool:
+        return self._connection.attached
+
+    @property
+    def mapping(self) -> Mapping:
+        return self._connection.mapping
+
+    def attach_again(self) -> None:
+        """After ClientRevoked: a new attachment, with memory of its own.
+
+        DaemonLost if it is the daemon that has gone: resident tensors lie elsewhere in the next.
+        """
+        self._connection.check_alive(at_once=True)
+        self.detach()
+        self._connection.attach_when_there_is_room()
+        self._note_mapping()
+
+    def detach(self) -> None:
+        """Leave the daemon and its memory; of this client only `lookups` can be asked until
+        `attach`."""
+        self._past_hits, self._past_misses = self.lookups
+        self.rows = np.empty((0, 0), np.int32)  # it keeps the table mapped
+        self._connection.detach()
+
+    def attach(self) -> None:
+        """To the daemon of that name, whichever it is by now, which must serve the same file."""
+        self._connection.attach()
+        self._note_mapping()
+
+    def wait_for_end(self, wake_fd: int) -> bool:
+        """Until the daemon has ended, or `wake_fd` is readable: False. For another thread than
+        the client's, which does not use it meanwhile."""
+        return self._connection.wait_for_end(wake_fd)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # Reading experts
+
+    def wave_experts(self, layer: int) -> int:
+        """The most experts of a layer that one section may need."""
+        return self.mapping.attached.wave_experts[self.experts.layer_class[layer]]
+
+    def read(
+        self,
+        layer: int,
+        experts: Integers,
+        use_counts: Integers | int,
+        compute: Compute,
+        meanwhile: Callable[[], None] = nothing_meanwhile,
+    ) -> None:
+        """`compute(places, addresses)` while the slabs of experts[places] are safe to read.
+
+        It is called for those that are there, then for others as they come, each of them once.
+        `meanwhile()` comes first, when the others have been asked for. All of it is done again if
+        this client was stopped for so long that the slots may have been reused.
+        experts: distinct, at most `wave_experts(layer)`; use_counts: how often each was chosen.
+        Raises what kept an expert from coming: ReadFailed, ModelChanged, DaemonLost.
+        """
+        for _ in range(MAX_REVOCATIONS):
+            try:
+                self._read_once(layer, experts, use_counts, compute, meanwhile)
+                return
+            except ClientRevoked:
+                self.attach_again()
+        raise self.given_up()
+
+    def given_up(self) -> ClientRevoked:
+        return ClientRevoked(
+            f"the daemon has given up on this client {MAX_REVOCATIONS} times in a row",
+            "this process gets too little CPU time: end others, or raise --stall-deadline-ms",
+        )
+
+    def _read_once(
+        self,
+        layer: int,
+        experts: Integers,
+        use_counts: Integers | int,
+        compute: Compute,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        try:
+            try:
+                section = self.begin(layer, experts, use_counts)
+                meanwhile()
+                if len(section.present):
+                    compute(section.present, self.addresses(section, section.present))
+                while len(section.missing):
+                    arrived = self.wait_some(section)
+                    compute(arrived, self.addresses(section, arrived))
+            finally:
+                self._settle(self.mapping.device)
+            self.check_revoked()
+        finally:
+            self.leave()
+
+    # One section, step by step
+
+    def begin(self, layer: int, experts: Integers, use_counts: Integers | int) -> Section:
+        """Enter a section, and so end the one before; ask for the experts that are missing."""
+        self._connection.check_alive()
+        area = self.mapping.area
+        area.enter(self.mapping.table)
+        area.uses[layer, experts] += np.uint32(use_counts)
+        if self.mapping.table.tracing:
+            area.record(layer, experts, int(np.broadcast_to(use_counts, experts.shape).sum()))
+        section = self.ask(layer, experts)
+        area.count_lookups(len(section.present), len(section.missing))
+        return section
+
+    def ask(self, layer: int, experts: Integers) -> Section:
+        """Look up what the section just entered and counted needs; ask for what is missing."""
+        area, row = self.mapping.area, self.rows[layer]
+        number = area.section
+        slots: npt.NDArray[np.int32] = row[experts]
+        present, missing = (slots >= 0).nonzero()[0], (slots < 0).nonzero()[0]
+        asked_s = time.perf_counter()
+        if len(missing):
+            self._connection.send(
+                Fetch(self.mapping.attached.ticket, number, layer, experts[missing].tolist())
+            )
+            area.count_fetch()
+        asked = asked_s, len(missing)
+        return Section(number, layer, experts, row, slots, present, missing, *asked)
+
+    def wait_some(self, section: Section) -> npt.NDArray[np.intp]:
+        """Until more of the missing are in the table; their places, which `missing` has no more.
+
+        A granted miss is pinned, so none goes again.
+        """
+        deadline_s = time.monotonic() + FETCH_DEADLINE_S
+        started_s = waited_s = time.perf_counter()
+        while True:
+            slots = section.row[section.experts[section.missing]]
+            here = slots >= 0
+            if here.any():
+                arrived = section.missing[here]
+                section.slots[arrived] = slots[here]
+                section.missing = section.missing[~here]
+                if waited_s > started_s:
+                    self.waits.waited_s += waited_s - started_s
+                    if not len(section.missing):
+                        self.waits.served_s += waited_s - section.asked_s
+                        self.waits.served_count += section.asked_count
+                return arrived
+            self.check_revoked()
+            message = self._connection.next_message(deadline_s)
+            waited_s = time.perf_counter()
+            if isinstance(message, Failed) and message.section == section.number:
+                raise Refused(message.code, message.message, message.remedy).error()
+
+    def addresses(self, section: Section, places: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        """int64 [len(places), 3], where gate, up and down of each begin."""
+        deltas = self.mapping.part_deltas[section.layer, section.experts[places]]
+        return self.stretches[section.slots[places]] + deltas
+
+    def check_revoked(self) -> None:
+        """ClientRevoked if what this section has read may have been overwritten under it."""
+        if self.mapping.table.revoked[self.mapping.attached.client]:
+            raise ClientRevoked("the daemon serves this client no more", "attach again")
+
+    def leave(self) -> None:
+        """End the section; without one it does nothing."""
+        if self.attached:
+            self.mapping.area.leave()
+
+    # Reading ahead
+
+    def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        """Which of some experts are in no slot now."""
+        absent: npt.NDArray[np.bool_] = self.rows[layer][experts] < 0
+        return absent
+
+    def is_complete(self, layer: int) -> bool:
+        """Whether every expert of a layer is in a slot now."""
+        return bool(self.rows[layer].min() >= 0)
+
+    def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
+        """Tell the daemon which experts may be needed, the likeliest first; never answered.
+
+        layers_ahead: how many sections after this one the layer is read.
+        """
+        section = self.mapping.area.section + layers_ahead
+        self._connection.send(Hint(self.mapping.attached.ticket, section, layer, experts.tolist()))
+
+    # Other requests
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Hits and misses so far."""
+        if not self.attached:
+            return self._past_hits, self._past_misses
+        area = self.mapping.area
+        return self._past_hits + area.hits, self._past_misses + area.misses
+
+    def stats(self) -> dict[str, Any]:
+        """The daemon's statistics, as in `streamd stats --json`."""
+        self._connection.send(StatsRequest())
+        deadline_s = time.monotonic() + ANSWER_DEADLINE_S
+        while True:
+            message = self._connection.next_message(deadline_s)
+            if isinstance(message, Stats):
+                return message.values

@@ -1,0 +1,1 @@
+"""Where a token's time goes."""

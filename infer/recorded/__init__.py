@@ -1,0 +1,1 @@
+"""Decoding without Python between kernels: recorded once, replayed for each token."""

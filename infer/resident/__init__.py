@@ -1,0 +1,1 @@
+"""Weights that belong to no expert: in memory once, or streamed a layer ahead."""
