@@ -42,7 +42,7 @@ def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> 
 def ask_stats(
     name: str, watching: bool = False, deadline_ms: int = ANSWER_DEADLINE_MS
 ) -> dict[str, Any]:
-    """What the daemon tells about itself: see streamd.stats."""
+    """What the daemon tells about itself: see streamd.monitoring.stats."""
     answer = ask(name, StatsRequest(watching), deadline_ms)
     assert isinstance(answer, Stats)
     return answer.values

@@ -16,7 +16,7 @@ from shared.runtime_dir import find_daemon
 from shared.version import VersionAction
 from shared.wire import Reload, Stop
 from streamd.config import StreamdConfig, read_config
-from streamd.plan_options import MachineOptions, read_machine
+from streamd.planning.plan_options import MachineOptions, read_machine
 
 
 def main() -> int:
@@ -118,8 +118,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from streamd.model_plan import plan_model  # noqa: PLC0415
-    from streamd.plan_view import plan_values, render_plan  # noqa: PLC0415
+    from streamd.planning.model_plan import plan_model  # noqa: PLC0415
+    from streamd.planning.plan_view import plan_values, render_plan  # noqa: PLC0415
 
     plan = plan_model(read_config(arguments), read_machine(arguments))
     print(json.dumps(plan_values(plan)) if arguments.json else render_plan(plan))
@@ -127,19 +127,19 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _bench_io(arguments: argparse.Namespace) -> int:
-    from streamd.io_commands import bench_io  # noqa: PLC0415
+    from streamd.commands.io_commands import bench_io  # noqa: PLC0415
 
     return bench_io(arguments.model, arguments.json)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from streamd.io_commands import doctor  # noqa: PLC0415
+    from streamd.commands.io_commands import doctor  # noqa: PLC0415
 
     return doctor(arguments.model)
 
 
 def _scrub(arguments: argparse.Namespace) -> int:
-    from streamd.io_commands import scrub  # noqa: PLC0415
+    from streamd.commands.io_commands import scrub  # noqa: PLC0415
 
     return scrub(arguments.model, arguments.json)
 
@@ -149,7 +149,7 @@ def _stats(arguments: argparse.Namespace) -> int:
         raise ConfigError("--csv is filled while --watch watches", "add --watch")
     name = find_daemon(arguments.name, arguments.model).name
     if arguments.watch is not None:
-        from streamd.stats_watch import watch  # noqa: PLC0415
+        from streamd.monitoring.stats_watch import watch  # noqa: PLC0415
 
         return watch(name, arguments.watch, arguments.json, arguments.csv)
     from shared.stats_view import render_stats  # noqa: PLC0415
@@ -184,13 +184,13 @@ def _reload(arguments: argparse.Namespace) -> int:
 
 
 def _heatmap(arguments: argparse.Namespace) -> int:
-    from streamd.heatmap import heatmap  # noqa: PLC0415
+    from streamd.monitoring.heatmap import heatmap  # noqa: PLC0415
 
     return heatmap(find_daemon(arguments.name, arguments.model).name, arguments.out)
 
 
 def _install_service(arguments: argparse.Namespace) -> int:
-    from streamd.install_service import install  # noqa: PLC0415
+    from streamd.commands.install_service import install  # noqa: PLC0415
 
     return install(arguments)
 

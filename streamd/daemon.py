@@ -23,19 +23,19 @@ from shared.wire import (
     Stop,
     Stopping,
 )
-from streamd.arrivals import Arrivals
 from streamd.config import StreamdConfig
 from streamd.control import Control
 from streamd.gpu.cuda_device import CudaDevice
-from streamd.gpu_tier import OpenGpu
-from streamd.host_governor import governor_of
 from streamd.model_watch import ModelWatch, check_opens
-from streamd.notify import Notifier
-from streamd.records import Records
+from streamd.monitoring.notify import Notifier
+from streamd.monitoring.stats import SinceLast, heat_values, model_values
+from streamd.records.records import Records
+from streamd.scheduling.arrivals import Arrivals
 from streamd.served_model import ServedModel, now_ms
 from streamd.sessions import Session, Sessions
-from streamd.stalls import stalled_clients
-from streamd.stats import SinceLast, heat_values, model_values
+from streamd.slot_cache.stalls import stalled_clients
+from streamd.tiers.gpu_tier import OpenGpu
+from streamd.tiers.host_governor import governor_of
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from shared.runtime_dir import DaemonRecord, Endpoints, claim
 from shared.wire import PROTOCOL_VERSION
 from streamd.config import StreamdConfig, read_config
 from streamd.daemon import Daemon
-from streamd.descriptors import raise_limit
-from streamd.notify import Notifier
+from streamd.monitoring.notify import Notifier
+from streamd.tiers.descriptors import raise_limit
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _serve_until_stopped(arguments: argparse.Namespace, starter: "Starter") -> N
 def _metrics(config: StreamdConfig) -> contextlib.AbstractContextManager[object]:
     if config.metrics is None:
         return contextlib.nullcontext()
-    from streamd.metrics import MetricsServer  # noqa: PLC0415 - most daemons do without
+    from streamd.monitoring.metrics import MetricsServer  # noqa: PLC0415 - most daemons do without
 
     return MetricsServer(config.metrics, config.daemon_name)
 

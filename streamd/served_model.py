@@ -19,23 +19,23 @@ from shared.residency import ResidencyTable, TableShape
 from shared.resident import ResidentLayout, gpu_resident_layout, resident_layout
 from shared.streamed import chosen_layers, kept_tensors, streamable_layers
 from shared.wire import GPU_TIER, HOST_TIER, Attached
-from streamd.cache import HostCache
-from streamd.checksums import SlabChecksums
 from streamd.config import StreamdConfig
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu.device import GpuDevice
-from streamd.gpu_plan import GpuPlan
-from streamd.gpu_tier import GpuTier, OpenGpu, open_gpu
-from streamd.host_tier import HostTier
-from streamd.layer_choice import Residents
-from streamd.plan import class_slots, plan_host
+from streamd.planning.gpu_plan import GpuPlan
+from streamd.planning.layer_choice import Residents
+from streamd.planning.plan import class_slots, plan_host
 from streamd.readers.direct import OpenFile, open_file
-from streamd.regions import Region
-from streamd.resident import load_resident
-from streamd.scheduler import Scheduler, layer_slab_bytes
+from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes
 from streamd.served_reader import make_reader
 from streamd.sessions import Session
-from streamd.uploads import LANE_COUNT
+from streamd.slot_cache.cache import HostCache
+from streamd.tiers.checksums import SlabChecksums
+from streamd.tiers.gpu_tier import GpuTier, OpenGpu, open_gpu
+from streamd.tiers.host_tier import HostTier
+from streamd.tiers.regions import Region
+from streamd.tiers.resident import load_resident
+from streamd.tiers.uploads import LANE_COUNT
 
 log = logging.getLogger(__name__)
 

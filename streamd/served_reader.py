@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 from shared.errors import ConfigError
 from shared.experts import ExpertIndex
+from streamd.commands.io_best import largest_part_bytes, load_best, reads_of
 from streamd.config import StreamdConfig
-from streamd.io_best import largest_part_bytes, load_best, reads_of
 from streamd.readers.depth import (
     MAX_LIMIT_BYTES,
     MIN_LIMIT_BYTES,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from shared.errors import ClientRevoked, DaemonBusy
 from shared.residency import MAX_CLIENTS, ClientArea, TableShape
 from shared.wire import HOST_TIER
-from streamd.descriptors import check_left
-from streamd.regions import AreaRegion
+from streamd.tiers.descriptors import check_left
+from streamd.tiers.regions import AreaRegion
 
 # Tickets start somewhere else in every daemon, so that one from an earlier daemon is not known.
 _TICKET_START_BITS = 40

@@ -36,8 +36,8 @@ from shared.runtime_dir import DaemonRecord, Endpoints, claim
 from shared.wire import PROTOCOL_VERSION
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
-from streamd.model_plan import plan_model
-from streamd.plan_options import MachineOptions
+from streamd.planning.model_plan import plan_model
+from streamd.planning.plan_options import MachineOptions
 
 NAME = "heartbeat"
 BEAT_S = 0.002

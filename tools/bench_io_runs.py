@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from shared import shm
-from streamd.populate import PageFinder, populate
 from streamd.readers.depth import DepthController
 from streamd.readers.direct import open_file
 from streamd.readers.probe import make_engine
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
+from streamd.tiers.populate import PageFinder, populate
 
 KINDS = ("private 4 KiB", "private 2 MiB", "shared")
 ALIGN_BYTES = 4096

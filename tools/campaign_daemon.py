@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from streamd.cache_integrity import check_integrity
 from streamd.cli import main
 from streamd.daemon import Daemon
 from streamd.readers.pread_engine import Job, PreadEngine
+from streamd.slot_cache.cache_integrity import check_integrity
 
 ALIGN_BYTES = 4096
 # At least a few: what a reader does about each is what is tried.

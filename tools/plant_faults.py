@@ -35,7 +35,7 @@ class Fault:
 
 
 READERS = "streamd/readers/test_readers.py"
-RESERVE = "streamd/test_cache_reserve.py"
+RESERVE = "streamd/slot_cache/test_cache_reserve.py"
 FAULTS = {
     "off by one in widening": Fault(
         "streamd/readers/pieces.py",
@@ -56,16 +56,16 @@ FAULTS = {
         "streamd/readers/test_reader_faults.py",
     ),
     "no grace period": Fault(
-        "streamd/slots.py",
+        "streamd/slot_cache/slots.py",
         "while self.limbo and self.limbo[0][0] <= oldest_epoch:",
         "while self.limbo:",
-        "streamd/test_cache.py::test_a_retired_slot_is_not_reused_while_its_readers_may_be_there",
+        "streamd/slot_cache/test_cache.py::test_a_retired_slot_is_not_reused_while_its_readers_may_be_there",
     ),
     "grace period one epoch short": Fault(
-        "streamd/slots.py",
+        "streamd/slot_cache/slots.py",
         "self.limbo[0][0] <= oldest_epoch",
         "self.limbo[0][0] <= oldest_epoch + 1",
-        "streamd/test_cache_stateful.py::test_random_walks",
+        "streamd/slot_cache/test_cache_stateful.py::test_random_walks",
     ),
     "epoch moved before the table": Fault(
         "shared/residency.py",
@@ -74,58 +74,58 @@ FAULTS = {
         "shared/test_residency.py::test_entering_goes_on_until_the_epoch_has_not_moved",
     ),
     "no ageing": Fault(
-        "streamd/policy.py",
+        "streamd/slot_cache/policy.py",
         "self.heat *= np.float32(0.5**half_lives)",
         "self.heat *= np.float32(1.0**half_lives)",
         f"{RESERVE}::test_what_has_grown_cold_makes_room",
     ),
     "most recent evicted": Fault(
-        "streamd/policy.py",
+        "streamd/slot_cache/policy.py",
         "np.argsort(self.heat[keys]",
         "np.argsort(-self.heat[keys]",
         f"{RESERVE}::test_the_coldest_are_evicted",
     ),
     "wrong size class": Fault(
-        "streamd/cache.py",
+        "streamd/slot_cache/cache.py",
         "return self.classes[self.layer_class[key // self._n_experts]]",
         "return self.classes[0]",
         f"{RESERVE}::test_each_size_class_has_its_own_slots_and_reserve",
     ),
     "double count of misses": Fault(
-        "streamd/cache_counters.py",
+        "streamd/slot_cache/cache_counters.py",
         "self.misses += expert_count",
         "self.misses += 2 * expert_count",
-        "streamd/test_stats.py::test_lookups_are_counted_over_clients_present_and_gone",
+        "streamd/monitoring/test_stats.py::test_lookups_are_counted_over_clients_present_and_gone",
     ),
     "double count of hits that have left": Fault(
-        "streamd/cache.py",
+        "streamd/slot_cache/cache.py",
         "self.counters.departed_hits += client.area.hits",
         "self.counters.departed_hits += 2 * client.area.hits",
-        "streamd/test_cache_clients.py::test_what_a_client_counted_outlives_it",
+        "streamd/slot_cache/test_cache_clients.py::test_what_a_client_counted_outlives_it",
     ),
     "no reserve": Fault(
-        "streamd/reserve.py",
+        "streamd/slot_cache/reserve.py",
         "return len(slots.free) > share_of_older and slots.spare_count > self.count(slots)",
         "return len(slots.free) > 0",
-        "streamd/test_reserve.py::test_a_slot_is_given_only_beyond_the_share_and_the_reserve",
+        "streamd/slot_cache/test_reserve.py::test_a_slot_is_given_only_beyond_the_share_and_the_reserve",
     ),
     "a pin forgotten": Fault(
-        "streamd/slots.py",
+        "streamd/slot_cache/slots.py",
         "return bool(self.state[index] == SlotState.LIVE and self.pin_count[index] == 0)",
         "return bool(self.state[index] == SlotState.LIVE)",
-        "streamd/test_victims.py",
+        "streamd/slot_cache/test_victims.py",
     ),
     "hints that never pass": Fault(
-        "streamd/prefetch.py",
+        "streamd/scheduling/prefetch.py",
         "return now_ms >= hinted.deadline_ms or not any(",
         "return not any(",
-        "streamd/test_scheduler.py::test_a_hint_grows_old",
+        "streamd/scheduling/test_scheduler.py::test_a_hint_grows_old",
     ),
     "a hint held up by no share": Fault(
-        "streamd/reserve.py",
+        "streamd/slot_cache/reserve.py",
         "return min(beyond_floor_count, share_count) - ",
         "return beyond_floor_count - ",
-        "streamd/test_reserve.py::test_reading_ahead_has_a_share_of_what_is_beyond_the_floor",
+        "streamd/slot_cache/test_reserve.py::test_reading_ahead_has_a_share_of_what_is_beyond_the_floor",
     ),
     "any version spoken": Fault(
         "shared/wire.py",

@@ -18,7 +18,7 @@ from replay_traces import Trace, load_trace
 
 from shared.command import run_command
 from shared.errors import ConfigError
-from streamd.policy import HALF_LIFE_ROUNDS
+from streamd.slot_cache.policy import HALF_LIFE_ROUNDS
 
 Point = tuple[str, float, str, Result]  # trace, budget in MiB, policy, result
 

@@ -1,7 +1,7 @@
-"""Make the table that `streamd plan` predicts hit rates by: streamd/hit_curves.csv.
+"""Make the table that `streamd plan` predicts hit rates by: streamd/planning/hit_curves.csv.
 
     python tools/replay_curves.py qwen3-30b-a3b.route.csv gpt-oss-20b.npz --tokens 1000 \\
-        > streamd/hit_curves.csv
+        > streamd/planning/hit_curves.csv
 
 A trace's file is named after its model, as people are told which one a forecast comes from.
 

@@ -16,7 +16,7 @@ from replay_traces import load_trace
 
 from shared.command import run_command
 from shared.options import parse_size
-from streamd.policy import HALF_LIFE_ROUNDS
+from streamd.slot_cache.policy import HALF_LIFE_ROUNDS
 
 _HEAD = ("tiers", "policies", "read %", "H2D %", "D2H %", "read MB", "H2D MB", "D2H MB")
 _LINE = "  {:<10} {:<21} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}"

@@ -121,7 +121,7 @@ def _load_fingerprints(name: str, experts: npt.NDArray[np.integer], token_count:
 
 
 def _load_daemon_trace(name: str, content: bytes) -> Trace:
-    """Its format: see streamd/trace.py. Sections are groups; what was lost is missing."""
+    """Its format: see streamd/records/trace.py. Sections are groups; what was lost is missing."""
     line, _, body = content.partition(b"\n")
     header = json.loads(line)
     n_layers, n_experts, top_k = header["n_layers"], header["n_experts"], header["top_k"]

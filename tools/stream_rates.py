@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shared.io_choice import IoChoice, Rate
-from streamd.bench_io import Bench
+from streamd.commands.bench_io import Bench
 from streamd.readers.probe import choose_engine
 
 DISK_SECONDS = 2.0

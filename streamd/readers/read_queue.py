@@ -8,9 +8,9 @@ Of one priority, those who asked take turns, a slab each: one that waits for man
 one that waits for a few.
 """
 
-from streamd.fair_queue import FairQueue
 from streamd.readers.pieces import Piece, Slab
 from streamd.readers.slab_read import Priority
+from streamd.scheduling.fair_queue import FairQueue
 
 PREFETCH_SHARE = 0.5
 BACKFILL_SHARE = 0.5

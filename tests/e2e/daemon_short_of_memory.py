@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from streamd import governor, host_governor
 from streamd.cli import main
+from streamd.tiers import governor, host_governor
 
 if __name__ == "__main__":
     told = Path(os.environ["AVAILABLE"])

@@ -4,7 +4,7 @@ import sys
 
 from shared.residency import NONE_EPOCH
 from streamd.cli import main
-from streamd.slots import ClassSlots
+from streamd.slot_cache.slots import ClassSlots
 
 _reclaim = ClassSlots.reclaim
 

@@ -13,8 +13,8 @@ from shared.errors import DaemonBusy
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints
+from streamd.commands.io_best import IoBest, reads_of, save_best
 from streamd.control import MAX_CONNECTIONS
-from streamd.io_best import IoBest, reads_of, save_best
 
 FLOOR = "6M"
 

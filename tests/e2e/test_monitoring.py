@@ -22,7 +22,7 @@ import pytest
 
 from shared.wire import HeatRequest
 from streamd.ask import ask
-from streamd.heatmap import unpack
+from streamd.monitoring.heatmap import unpack
 
 ROWS, COLUMNS = 40, 100
 DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from cache_bench import DEADLINE_MS, ROOM, BenchClient, CacheBench
 
 from shared.errors import DaemonBusy, PlanError
-from streamd.grants import NO_WISHES, Wishes
-from streamd.stalls import stalled_clients
+from streamd.slot_cache.grants import NO_WISHES, Wishes
+from streamd.slot_cache.stalls import stalled_clients
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.cache import HostCache
-from streamd.cache_integrity import check_integrity
-from streamd.grants import Grant
 from streamd.readers.depth import DepthController
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
-from streamd.scheduler import Scheduler
-from streamd.slots import ClassSlots
+from streamd.scheduling.scheduler import Scheduler
+from streamd.slot_cache.cache import HostCache
+from streamd.slot_cache.cache_integrity import check_integrity
+from streamd.slot_cache.grants import Grant
+from streamd.slot_cache.slots import ClassSlots
 
 PIECE_BYTES = 1 << 16
 SLAB_BYTES = 3 * PIECE_BYTES
@@ -75,7 +75,7 @@ class FakeDisk:
 
 
 class FakeTier:
-    """streamd.scheduler's carrier over the real reader; all slots share one piece of memory."""
+    """The scheduler's carrier over the real reader; all slots share one piece of memory."""
 
     def __init__(self, disk: FakeDisk) -> None:
         self.reader = Reader(

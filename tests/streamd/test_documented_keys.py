@@ -11,9 +11,9 @@ from shared.runtime_dir import Endpoints
 from shared.wire import HOST_TIER, Attach
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
-from streamd.model_plan import plan_model
-from streamd.plan_options import MachineOptions
-from streamd.plan_view import plan_values
+from streamd.planning.model_plan import plan_model
+from streamd.planning.plan_options import MachineOptions
+from streamd.planning.plan_view import plan_values
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 NAME = "documented"

@@ -8,8 +8,8 @@ import pytest
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.io_choice import IoChoice
+from streamd.commands.io_best import IoBest, reads_of, save_best
 from streamd.config import StreamdConfig
-from streamd.io_best import IoBest, reads_of, save_best
 from streamd.readers.depth import MAX_LIMIT_BYTES, MIN_LIMIT_BYTES, START_LIMIT_BYTES
 from streamd.readers.direct import open_file
 from streamd.served_reader import DEFAULT_DEPTH, make_reader, start_limit_bytes

@@ -9,8 +9,8 @@ import pytest
 from shared.errors import ClientRevoked, DaemonBusy
 from shared.residency import MAX_CLIENTS, NONE_EPOCH, ClientArea, TableShape
 from shared.shm import map_writable
-from streamd.descriptors import RESERVE_COUNT
 from streamd.sessions import Sessions
+from streamd.tiers.descriptors import RESERVE_COUNT
 
 SHAPE = TableShape(2, 16)
 

@@ -13,13 +13,13 @@ from fake_gpu import FakeDevice
 from shared.errors import ReadFailed
 from shared.experts import ExpertIndex, SizeClass
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.cache import HostCache
-from streamd.cache_integrity import check_integrity
-from streamd.gpu_plan import GpuPlan
-from streamd.gpu_tier import GpuTier
-from streamd.grants import Grant
-from streamd.plan import Demand, class_slots, place
-from streamd.scheduler import Scheduler, layer_slab_bytes
+from streamd.planning.gpu_plan import GpuPlan
+from streamd.planning.plan import Demand, class_slots, place
+from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes
+from streamd.slot_cache.cache import HostCache
+from streamd.slot_cache.cache_integrity import check_integrity
+from streamd.slot_cache.grants import Grant
+from streamd.tiers.gpu_tier import GpuTier
 
 PAGE_BYTES = 4096
 GPU_ALIGN_BYTES = 256
@@ -111,7 +111,7 @@ class GpuBench:
         self.scheduler.step()
         self.check()
 
-    # The disk, as a carrier of streamd.scheduler
+    # The disk, as a carrier of streamd.scheduling.scheduler
 
     room = 1000
 

@@ -25,7 +25,7 @@ from shared.wire import GPU_TIER, HOST_TIER, Hint, Stats, StatsRequest, Stop
 from streamd.ask import ask
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
-from streamd.plan import Demand
+from streamd.planning.plan import Demand
 
 NAME = "gpu-test"
 PATIENCE_S = 20.0

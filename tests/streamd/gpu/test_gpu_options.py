@@ -8,8 +8,8 @@ from gpu_bench import some_experts
 
 from shared.daemon_options import DaemonOptions, parse_device
 from shared.errors import ConfigError, GpuError
-from streamd.gpu_tier import open_gpu
-from streamd.layer_choice import Residents
+from streamd.planning.layer_choice import Residents
+from streamd.tiers.gpu_tier import open_gpu
 
 
 @pytest.mark.parametrize(("text", "device"), [("cuda:03", "cuda:3"), ("cpu", "cpu")])

@@ -8,8 +8,8 @@ from gpu_bench import some_experts
 
 from shared.errors import PlanError
 from shared.options import parse_size
-from streamd.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, plan_gpu
-from streamd.layer_choice import Residents
+from streamd.planning.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, plan_gpu
+from streamd.planning.layer_choice import Residents
 
 MIB = 1 << 20
 RESERVE_BYTES = 256 * MIB

@@ -5,8 +5,8 @@ import random
 import pytest
 from gpu_bench import N_EXPERTS, N_LAYERS
 
-from streamd.scheduler import RETRY_MS
-from streamd.uploads import AHEAD_LANE_COUNT
+from streamd.scheduling.scheduler import RETRY_MS
+from streamd.tiers.uploads import AHEAD_LANE_COUNT
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from gpu_bench import N_EXPERTS, N_LAYERS
 
 from shared.errors import PlanError
 from shared.residency import ClientArea
-from streamd.stalls import stalled_clients
-from streamd.uploads import LANE_COUNT
+from streamd.slot_cache.stalls import stalled_clients
+from streamd.tiers.uploads import LANE_COUNT
 
 HOST_CLIENT = 7
 

@@ -8,12 +8,12 @@ import select
 import pytest
 
 from shared import shm
-from streamd.pages import page_report
-from streamd.populate import PageFinder
 from streamd.readers import registered_buffers
 from streamd.readers.engine import address_of
 from streamd.readers.probe import make_engine, try_in_child
 from streamd.readers.registered_buffers import OwnRing
+from streamd.tiers.pages import page_report
+from streamd.tiers.populate import PageFinder
 
 PAGE = 4096
 

@@ -1,0 +1,1 @@
+"""Commands that need no running daemon: the disk, the machine, the service."""

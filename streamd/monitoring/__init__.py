@@ -1,0 +1,1 @@
+"""What the daemon tells of itself: statistics, metrics, pictures, systemd."""

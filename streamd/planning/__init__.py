@@ -1,0 +1,1 @@
+"""What fits into which memory, and how fast it will be."""

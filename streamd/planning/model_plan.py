@@ -1,0 +1,245 @@
+"""`streamd plan`: where everything would lie, how often it would be hit, how fast that can be.
+
+Nothing is allocated and nothing is read but the header, so a file without its tensors' contents
+will do. What a described machine has (--vram, --ram) takes the place of what this one has.
+"""
+
+import logging
+import math
+import os
+import resource
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from shared.arena import ArenaLayout, round_up
+from shared.client_memory import planned_context
+from shared.errors import PlanError
+from shared.experts import ExpertIndex, resident_tensors
+from shared.free_memory import available_memory_bytes
+from shared.gguf_index import GgufIndex, TensorInfo
+from shared.mtp import open_served
+from shared.resident import resident_layout
+from streamd.commands.io_best import load_best, reads_of
+from streamd.config import StreamdConfig
+from streamd.gpu.cuda_device import CudaDevice
+from streamd.planning.forecast import (
+    Bound,
+    Budget,
+    Misses,
+    Rates,
+    bound_of,
+    misses_by_table,
+    misses_of_trace,
+)
+from streamd.planning.gpu_plan import GpuPlan, plan_gpu
+from streamd.planning.plan import AUTO_SHARE, Demand, HostPlan, mib, plan_host
+from streamd.planning.plan_options import MachineOptions
+from streamd.readers.engine import DEPTH_MAX
+from streamd.records.trace_replay import read_trace
+from streamd.served_model import (
+    client_reserve,
+    find_gpu,
+    gpu_residents,
+    open_files,
+    read_align,
+)
+from streamd.tiers.uploads import LANE_COUNT
+
+log = logging.getLogger(__name__)
+
+# Of a described machine's RAM, for the system and the processes themselves.
+SYSTEM_BYTES = 2 << 30
+# What cuMemCreate rounds to on every card so far.
+GPU_GRANULARITY_BYTES = 2 << 20
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """gpu, gpu_name: None and "" where there is no GPU tier, `gpu_refusal` says why if one was
+    described. context: tokens that the GPU's reserve is for. pinnable_bytes: what may be pinned for
+    reads (RLIMIT_MEMLOCK); None where there is no limit, or the machine is another one.
+    is_disk_measured: whether the disk's rate is what bench-io measured on this machine."""
+
+    config: StreamdConfig
+    experts: ExpertIndex
+    host: HostPlan
+    resident_bytes: int
+    gpu: GpuPlan | None
+    gpu_name: str
+    gpu_refusal: str
+    context: int
+    token_bytes: float
+    misses: Misses
+    bound: Bound
+    rates: Rates
+    is_disk_measured: bool
+    pinnable_bytes: int | None
+
+
+def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
+    """Raises what opening the file and planning raise."""
+    index = open_served(config.model, config.mtp, partial=True)
+    experts = ExpertIndex.from_gguf(index)
+    tensors = resident_tensors(index)
+    gpu, gpu_name, refusal = _plan_gpu(config, index, experts)
+    with ExitStack() as stack:
+        align = read_align(open_files(index, stack), on_gpu=gpu is not None)
+    resident_bytes = resident_layout(tensors, align).total_bytes
+    lane_count = LANE_COUNT if gpu is not None else 0
+    if machine.ram is not None:
+        _check_ram(machine.ram, config.host_cache, resident_bytes, experts, align, lane_count)
+    host = plan_host(
+        experts, align, config.host_cache, resident_bytes, _free_ram(machine), lane_count
+    )
+    misses = _misses(config, experts, host, gpu)
+    rates, is_disk_measured = _rates(config, machine, experts)
+    token_bytes = float(experts.top_k * sum(len(c.layers) * c.slab_bytes for c in experts.classes))
+    bound = bound_of(
+        misses,
+        token_bytes,
+        _read_resident_bytes(tensors),
+        rates,
+        gpu is not None,
+        gpu.streamed.streamed_bytes if gpu is not None else 0,
+    )
+    return ModelPlan(
+        config,
+        experts,
+        host,
+        resident_bytes,
+        gpu,
+        gpu_name,
+        refusal,
+        planned_context(index, config.ctx),
+        token_bytes,
+        misses,
+        bound,
+        rates,
+        is_disk_measured,
+        None if machine.ram is not None else _pinnable_bytes(),
+    )
+
+
+def _plan_gpu(
+    config: StreamdConfig, index: GgufIndex, experts: ExpertIndex
+) -> tuple[GpuPlan | None, str, str]:
+    """The plan, the device's name, and why there is none though one was described."""
+    if config.vram is None or config.wants_gpu is False:
+        found = find_gpu(config, index, experts, CudaDevice)
+        if found is None:
+            return None, "", ""
+        found[0].close()
+        return found[1], found[0].name, ""
+    try:
+        plan = plan_gpu(
+            experts,
+            config.gpu_cache,
+            gpu_residents(config, index),
+            config.vram,
+            GPU_GRANULARITY_BYTES,
+            client_reserve(config, index),
+            config.vram,
+        )
+    except PlanError as error:
+        return None, "", str(error)
+    return plan, "as described", ""
+
+
+def _check_ram(
+    ram_bytes: int,
+    cache_bytes: int | None,
+    resident_bytes: int,
+    experts: ExpertIndex,
+    align: int,
+    lane_count: int,
+) -> None:
+    """PlanError where a described machine is too small; cache_bytes: --host-cache, None: auto.
+
+    What --host-cache says is too small by itself is left to the plan to refuse.
+    """
+    demand = Demand.of(experts, align, lane_count)
+    if cache_bytes is None:
+        slots_bytes, remark = demand.floor_bytes, f"{AUTO_SHARE:.0%} of what is left then"
+        cache_room_bytes = math.ceil(slots_bytes / AUTO_SHARE)
+    else:
+        slots_bytes, remark = min(cache_bytes, demand.full_bytes), "--host-cache"
+        cache_room_bytes = slots_bytes
+    needed_bytes = SYSTEM_BYTES + resident_bytes + cache_room_bytes
+    if ram_bytes >= needed_bytes or slots_bytes < demand.floor_bytes:
+        return
+    needed_mib = -(-needed_bytes // 2**20)
+    room_mib = max(0, ram_bytes - SYSTEM_BYTES - resident_bytes) >> 20
+    fits_less = room_mib << 20 >= demand.floor_bytes
+    raise PlanError(
+        f"--ram {mib(ram_bytes)} is less than the {needed_mib:,} MiB this model needs at"
+        f" least: the system and the processes {mib(SYSTEM_BYTES)}, resident tensors"
+        f" {mib(resident_bytes)}, slots {mib(slots_bytes)} ({remark})",
+        f"give --ram {needed_mib}M or more"
+        + (f", or --host-cache {room_mib}M" if fits_less else ""),
+    )
+
+
+def _free_ram(machine: MachineOptions) -> int:
+    if machine.ram is None:
+        return available_memory_bytes()
+    return max(0, machine.ram - SYSTEM_BYTES)
+
+
+def _pinnable_bytes() -> int | None:
+    """Root is under no limit; others' is the process's, beyond which slots are read unpinned."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
+
+
+def _misses(
+    config: StreamdConfig, experts: ExpertIndex, host: HostPlan, gpu: GpuPlan | None
+) -> Misses:
+    budget = Budget(
+        experts.layer_class.tolist(),
+        experts.n_experts,
+        experts.top_k,
+        _useful_slots(experts, host.layout, host.wave_experts if gpu is None else None),
+        None if gpu is None else _useful_slots(experts, gpu.layout, gpu.wave_experts),
+    )
+    if config.trace is None:
+        return misses_by_table(budget)
+    return misses_of_trace(read_trace(config.trace), budget, str(config.trace))
+
+
+def _useful_slots(
+    experts: ExpertIndex, layout: ArenaLayout, waves: tuple[int, ...] | None
+) -> list[int]:
+    """Slots of each class but for the reserve: a client's wave, or (None) one a lane of uploads."""
+    reserves = waves or [LANE_COUNT] * len(layout.class_slot_counts)
+    return [
+        count if count == c.expert_count else max(experts.top_k, count - reserve)
+        for count, c, reserve in zip(
+            layout.class_slot_counts, experts.classes, reserves, strict=True
+        )
+    ]
+
+
+def _rates(
+    config: StreamdConfig, machine: MachineOptions, experts: ExpertIndex
+) -> tuple[Rates, bool]:
+    """And whether the disk's is what bench-io measured here, as it is unless it is described."""
+    disk: float | None = machine.disk or config.io.paced_bytes_per_s
+    best = load_best(reads_of(config.model, experts), DEPTH_MAX) if disk is None else None
+    if best is not None:
+        disk = best.mb_s * 1e6
+    rates = Rates(disk, machine.pcie or config.upload_pace or None, machine.bandwidth)
+    return rates, best is not None
+
+
+def _read_resident_bytes(tensors: list[TensorInfo]) -> float:
+    """Of a token: all tensors but the embedding, of which it reads a row, unless that is the
+    output matrix too."""
+    names = {tensor.name for tensor in tensors}
+    tied = "output.weight" not in names
+    return float(sum(t.byte_count for t in tensors if tied or t.name != EMBEDDING))
+
+
+def slots_bytes(plan: GpuPlan) -> int:
+    """What the GPU's slots take once they are allocated."""
+    return round_up(plan.layout.total_bytes, GPU_GRANULARITY_BYTES)

@@ -1,0 +1,204 @@
+"""What `streamd plan` prints: sentences for people, figures for programs."""
+
+import math
+from collections.abc import Iterator
+
+from shared.stats_view import counted
+from streamd.planning.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, GpuPlan
+from streamd.planning.model_plan import ModelPlan, slots_bytes
+
+_RATE_OPTIONS = {
+    "disk": "--disk 5GB/s, or measure it with streamd bench-io",
+    "pcie": "--pcie 13GB/s",
+    "compute": "--bandwidth 288GB/s",
+}
+_PART_NAMES = {"disk": "the disk", "pcie": "PCIe", "compute": "computing"}
+
+
+def plan_values(plan: ModelPlan) -> dict[str, object]:
+    """For programs; sizes are bytes, rates bytes a second."""
+    host = plan.host
+    return {
+        "model": str(plan.config.model),
+        "floor_bytes": host.floor_bytes,
+        "full_bytes": host.full_bytes,
+        "budget_bytes": host.budget_bytes,
+        "host_bytes": host.layout.total_bytes,
+        "resident_bytes": plan.resident_bytes,
+        "available_bytes": host.available_bytes,
+        "experts": _expert_count(plan),
+        "slots": host.layout.slot_count,
+        "class_slots": list(host.layout.class_slot_counts),
+        "wave_experts": list(host.wave_experts),
+        "gpu": None if plan.gpu is None else _gpu_values(plan, plan.gpu),
+        "gpu_refusal": plan.gpu_refusal,
+        "pinnable_bytes": plan.pinnable_bytes,
+        "forecast": _forecast_values(plan),
+    }
+
+
+def _gpu_values(plan: ModelPlan, gpu: GpuPlan) -> dict[str, object]:
+    return {
+        "device": plan.gpu_name,
+        "floor_bytes": gpu.floor_bytes,
+        "full_bytes": gpu.full_bytes,
+        "budget_bytes": gpu.budget_bytes,
+        "slots_bytes": slots_bytes(gpu),
+        "resident_bytes": gpu.resident_bytes,
+        "daemon_context_bytes": DAEMON_CONTEXT_BYTES,
+        "client_context_bytes": CLIENT_CONTEXT_BYTES,
+        "reserve_bytes": gpu.reserve_bytes,
+        "context_tokens": plan.context,
+        "free_bytes": gpu.free_bytes,
+        "taken_bytes": gpu.taken_bytes,
+        "streamed_layers": list(gpu.streamed.layers),
+        "streamed_bytes": gpu.streamed.streamed_bytes,
+        "buffers_bytes": gpu.streamed.buffers_bytes,
+        "class_slots": list(gpu.layout.class_slot_counts),
+        "wave_experts": list(gpu.wave_experts),
+    }
+
+
+def _forecast_values(plan: ModelPlan) -> dict[str, object]:
+    misses, bound = plan.misses, plan.bound
+    return {
+        "source": misses.source,
+        "gpu_hit_rate": None if plan.gpu is None else round(1 - misses.gpu, 4),
+        "host_hit_rate": round(_host_hit_rate(plan), 4),
+        "read_share": round(misses.host, 4),
+        "token_bytes": round(plan.token_bytes),
+        "disk_bytes_a_token": round(bound.disk_bytes),
+        "pcie_bytes_a_token": round(bound.pcie_bytes),
+        "compute_bytes_a_token": round(bound.compute_bytes),
+        "tokens_per_s": {part: round(rate, 2) for part, rate in bound.tokens_per_s.items()},
+        "limit": bound.limit,
+    }
+
+
+def render_plan(plan: ModelPlan) -> str:
+    return "\n".join(
+        (
+            str(plan.config.model),
+            *_model_lines(plan),
+            *_gpu_lines(plan),
+            *_host_lines(plan),
+            *_forecast_lines(plan),
+        )
+    )
+
+
+def _model_lines(plan: ModelPlan) -> Iterator[str]:
+    layer_count = sum(len(c.layers) for c in plan.experts.classes)
+    yield (
+        f"  {_expert_count(plan):,} experts in {counted(layer_count, 'layer')},"
+        f" {_gb(plan.host.full_bytes)} as slots; top-{plan.experts.top_k} of"
+        f" {plan.experts.n_experts} a layer, {_gb(plan.token_bytes)} a token"
+    )
+
+
+def _gpu_lines(plan: ModelPlan) -> Iterator[str]:
+    yield "GPU"
+    gpu = plan.gpu
+    if gpu is None:
+        yield f"  no slots there: {plan.gpu_refusal or 'there is none, or none is wanted'}"
+        return
+    slot_count, share = gpu.layout.slot_count, gpu.layout.slot_count / _expert_count(plan)
+    yield f"  {plan.gpu_name}; {_gb(gpu.free_bytes)} free beside the daemon's context"
+    yield _row(
+        "expert slots", slots_bytes(gpu), f"{slot_count:,} slots, {share:.1%} of the experts"
+    )
+    choice = gpu.streamed
+    what = "all layers but their experts"
+    if choice.layers:
+        what = f"without experts, and without {counted(len(choice.layers), 'layer')} to be streamed"
+    yield _row("resident tensors", gpu.resident_bytes, what)
+    if choice.layers:
+        yield _row("two buffers", choice.buffers_bytes, "for those layers, in each client")
+    client = f"KV cache for {plan.context:,} tokens, activations"
+    if plan.config.gpu_reserve is not None:
+        client = "as --gpu-reserve says"
+    yield _row("a client", gpu.reserve_bytes, client)
+    yield _row("contexts", DAEMON_CONTEXT_BYTES + CLIENT_CONTEXT_BYTES, "the daemon's, a client's")
+    yield _row("slots at least", gpu.floor_bytes, "the smallest --gpu-cache")
+
+
+def _host_lines(plan: ModelPlan) -> Iterator[str]:
+    host = plan.host
+    share = host.layout.slot_count / _expert_count(plan)
+    yield "RAM"
+    yield f"  {_gb(host.available_bytes)} can be had"
+    yield _row(
+        "expert slots",
+        host.layout.total_bytes,
+        f"{host.layout.slot_count:,} slots, {share:.1%} of the experts",
+    )
+    if plan.pinnable_bytes is not None and plan.pinnable_bytes < host.layout.total_bytes:
+        yield _row("of that pinned", plan.pinnable_bytes, "by ulimit -l; the rest costs CPU time")
+    streamed_bytes = plan.gpu.streamed.streamed_bytes if plan.gpu is not None else 0
+    copied = f"of which {_gb(streamed_bytes)} are copied to the GPU for every token"
+    yield _row("resident tensors", plan.resident_bytes, copied if streamed_bytes else "")
+    yield _row("slots at least", host.floor_bytes, "the smallest --host-cache")
+
+
+def _forecast_lines(plan: ModelPlan) -> Iterator[str]:
+    misses, bound, config = plan.misses, plan.bound, plan.config
+    known = f"the trace {misses.source}" if config.trace else f"recorded routing of {misses.source}"
+    yield f"Forecast of decoding, from {known}"
+    if plan.gpu is not None:
+        yield f"  GPU hits {1 - misses.gpu:.0%}; of the rest the RAM has {_host_hit_rate(plan):.0%}"
+    else:
+        yield f"  RAM hits {_host_hit_rate(plan):.0%}"
+    moved = {
+        "disk": bound.disk_bytes,
+        "pcie": bound.pcie_bytes,
+        "compute": bound.compute_bytes,
+    }
+    for part, size_bytes in moved.items():
+        if part == "pcie" and plan.gpu is None:
+            continue
+        yield f"  {_PART_NAMES[part]:<16} {_moved_text(plan, part, size_bytes)}"
+    if bound.limit:
+        rate = three_digits(bound.tokens_per_s[bound.limit])
+        yield f"  at most {rate} tokens/s, by {_PART_NAMES[bound.limit]}"
+
+
+def _moved_text(plan: ModelPlan, part: str, size_bytes: float) -> str:
+    """What a part moves for a token, and what that allows; no bound where it moves nothing."""
+    if size_bytes == 0:
+        return "nothing to copy" if part == "pcie" else "nothing to read"
+    size_mb = size_bytes / 1e6
+    shown = f"{size_mb:,.0f}" if size_mb >= 100 else three_digits(size_mb)
+    allowed = plan.bound.tokens_per_s.get(part)
+    at = f"rate unknown: {_RATE_OPTIONS[part]}"
+    if allowed is not None:
+        at = f"at most {three_digits(allowed)} tokens/s"
+        if part == "disk" and plan.is_disk_measured:
+            at += " as bench-io measured it here"
+    return f"{shown:>10} MB a token; {at}"
+
+
+def three_digits(value: float) -> str:
+    """A positive value to three significant digits, never with an exponent."""
+    rounded = float(f"{value:.2e}")
+    digits = max(0, 2 - math.floor(math.log10(rounded)))
+    return f"{rounded:,.{digits}f}"
+
+
+def _expert_count(plan: ModelPlan) -> int:
+    return sum(c.expert_count for c in plan.experts.classes)
+
+
+def _host_hit_rate(plan: ModelPlan) -> float:
+    """Of what the tier before it has missed."""
+    misses = plan.misses
+    return 1 - misses.host / misses.gpu if misses.gpu else 1.0
+
+
+def _row(what: str, size_bytes: float, remark: str) -> str:
+    return f"  {what:<16} {_gb(size_bytes):>12}  {remark}".rstrip()
+
+
+def _gb(size_bytes: float) -> str:
+    if size_bytes < 1e8:
+        return f"{size_bytes / 1e6:,.1f} MB"
+    return f"{size_bytes / 1e9:,.2f} GB"

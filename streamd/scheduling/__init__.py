@@ -1,0 +1,1 @@
+"""Who may have slots and bandwidth next: demands, hints, backfill, several clients."""

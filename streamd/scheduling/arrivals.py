@@ -1,0 +1,54 @@
+"""Slabs that have arrived, or will not: the table names them, and who waits is told."""
+
+import logging
+from collections.abc import Callable
+
+from shared.errors import ModelChanged, StreamError
+from shared.wire import Failed
+from streamd.scheduling.scheduler import Scheduler
+from streamd.served_model import ServedModel
+from streamd.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """tell: sends a message to the client with a ticket."""
+
+    def __init__(
+        self, model: ServedModel, sessions: Sessions, tell: Callable[[int, Failed], None]
+    ) -> None:
+        self._model = model
+        self._sessions = sessions
+        self._tell = tell
+
+    def take(self) -> ModelChanged | None:
+        """Publish what has arrived since; whether the file turned out to be another one now."""
+        changed = None
+        for completion in self._model.tier.poll():
+            slot = completion.key
+            assert isinstance(slot, int)
+            error = self._model.tier.arrived(slot, completion.error)
+            self._settle(self._model.scheduler, slot, error)
+            if isinstance(error, ModelChanged):
+                changed = error
+        if self._model.gpu is not None:
+            for uploaded in self._model.gpu.uploads.poll():
+                self._settle(self._model.gpu.scheduler, uploaded.slot, uploaded.error)
+        return changed
+
+    def _settle(self, scheduler: Scheduler, slot: int, error: StreamError | None) -> None:
+        if error is None:
+            self._sessions.ring(scheduler.landed(slot))
+            return
+        layer, expert, asked = scheduler.failed(slot)
+        # What was only hinted is nobody's loss yet: it is said when somebody asks for it.
+        matters = bool(asked) or isinstance(error, ModelChanged)
+        log.log(logging.ERROR if matters else logging.DEBUG, "%s", error)
+        for number, section in asked:
+            if scheduler.cache.clients[number].ours:
+                assert self._model.gpu is not None
+                self._model.gpu.uploads.fetch_failed(number, section, error)
+            else:
+                failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
+                self._tell(self._sessions.of_number(number).ticket, failed)

@@ -1,0 +1,50 @@
+"""What the host cache remembers of one attached client."""
+
+from shared.residency import MAX_CLIENTS, NONE_EPOCH, ClientArea
+from streamd.slot_cache.slots import ClassSlots
+
+
+class CacheClient:
+    """Its requests and pins, and what its area said when the daemon last looked.
+
+    wanted: experts it asked for in its section and that have no slot yet, as keys of the cache.
+    pins: slots given for the section it is in, READING or LIVE.
+    still_since_ms: when it last moved, or got something it had waited for.
+    wave_limit: the most experts a section of it needs, where that is less than the class's wave.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        area: ClientArea,
+        now_ms: float,
+        wave_limit: int | None = None,
+    ) -> None:
+        self.number = number
+        self.area = area
+        self._wave_limit = wave_limit
+        self.wanted: set[int] = set()
+        self.pins: set[int] = set()
+        self.published = NONE_EPOCH
+        self.section = area.section
+        self.still_since_ms = now_ms
+        self.absorbed_uses = area.uses.reshape(-1).copy()
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a part of the daemon: its number is no index into `revoked` then."""
+        return self.number >= MAX_CLIENTS
+
+    def wave_experts(self, slots: ClassSlots) -> int:
+        """The most experts of a class that one of its sections may need."""
+        limit = self._wave_limit
+        return slots.wave_experts if limit is None else min(limit, slots.wave_experts)
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Smaller is older."""
+        return (self.published, self.number)
+
+    @property
+    def in_section(self) -> bool:
+        return self.published != NONE_EPOCH

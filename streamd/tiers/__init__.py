@@ -1,0 +1,1 @@
+"""Memory that slots and resident tensors lie in, on the host and on the GPU."""

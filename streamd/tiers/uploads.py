@@ -1,0 +1,190 @@
+"""Uploads: what a read is to the host cache, an upload is to the GPU's.
+
+An upload is one section of one expert in the host cache, of a client that is a part of the daemon:
+
+    queued ---> lane: enter the section, look the expert up
+                  | hit                         | miss: fetch, until the table has it, or it failed
+                  v                             v
+                copy to the GPU slot  <---------+
+                  | done
+                  v
+                leave the section; the host slot may be reused
+
+docs/protocol.md's rules then keep the host slot as it is while the copy reads it. The section needs
+nothing that another client holds once its slab is there, so it always ends by itself.
+
+What nobody waits for yet gets a lane only while the bus is idle: what is waited for is not being
+copied, it waits for the drive itself. Few of them at a time, since a demand waits for the copies
+that are under way when it comes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shared.arena import ArenaLayout
+from shared.errors import StreamError
+from shared.residency import MAX_CLIENTS, NOT_RESIDENT, ClientArea
+from streamd.gpu.device import CopyQueue
+from streamd.gpu.host_source import HostSource
+from streamd.readers.slab_read import Priority
+from streamd.scheduling.fair_queue import FairQueue
+from streamd.slot_cache.cache import HostCache
+from streamd.slot_cache.grants import Grant
+
+# Slabs on their way at a time. They cost twice as many host slots of each class, and hide the
+# drive's latency and that of the main loop.
+LANE_COUNT = 16
+# Of those, for what nobody waits for: two keep the bus busy.
+AHEAD_LANE_COUNT = 2
+QUEUE_LENGTH = 4096
+
+
+@dataclass
+class Lane:
+    """One client of the host cache; `grant` says which GPU slot its section is for."""
+
+    number: int
+    area: ClientArea
+    grant: Grant | None = None
+    copying: bool = False
+
+    @property
+    def is_demanded(self) -> bool:
+        return self.grant is not None and self.grant.priority == Priority.DEMAND
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """`slot`: of the GPU; with an error it holds no valid slab."""
+
+    slot: int
+    error: StreamError | None
+
+
+class Uploads:
+    """arena_address: where the GPU arena of `layout` begins."""
+
+    def __init__(
+        self,
+        device: CopyQueue,
+        cache: HostCache,
+        source: HostSource,
+        layout: ArenaLayout,
+        arena_address: int,
+        lane_count: int = LANE_COUNT,
+    ) -> None:
+        self._device = device
+        self._cache = cache
+        self._source = source
+        self._targets = layout.stretches()[:, :, 0] + arena_address
+        self._demanded = FairQueue[Grant]()
+        self._ahead: dict[int, Grant] = {}  # by slot, in order
+        self._ended: list[Uploaded] = []
+        self._lanes = [self._attach_lane(MAX_CLIENTS + at) for at in range(lane_count)]
+        self.uploaded_bytes = 0
+        self.upload_count = 0
+
+    def _attach_lane(self, number: int) -> Lane:
+        shape = self._cache.table.shape
+        area = ClientArea(bytearray(shape.area_bytes), shape)
+        area.initialise()
+        self._cache.attach(number, area, wave_limit=1)
+        return Lane(number, area)
+
+    @property
+    def room(self) -> int:
+        """How many grants can be submitted now."""
+        return QUEUE_LENGTH - len(self._demanded) - len(self._ahead)
+
+    def submit(self, grant: Grant) -> None:
+        """Bring an expert into a GPU slot; exactly one Uploaded comes from a later `poll`."""
+        assert self.room > 0
+        if grant.priority == Priority.DEMAND:
+            self._demanded.append(grant.owner, grant)
+        else:
+            self._ahead[grant.slot] = grant
+
+    def promote(self, slot: int, owner: int) -> None:
+        """A client waits now for what comes into a GPU slot."""
+        if grant := self._ahead.pop(slot, None):
+            self._demanded.append(owner, replace(grant, priority=Priority.DEMAND, owner=owner))
+
+    def withdraw(self, slot: int) -> bool:
+        """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""
+        return self._ahead.pop(slot, None) is not None
+
+    def fetch_failed(self, number: int, section: int, error: StreamError) -> None:
+        """The host cache cannot have what a lane waits for."""
+        lane = self._lanes[number - MAX_CLIENTS]
+        assert lane.area.section == section, "a lane stays in its section while it waits"
+        self._end(lane, error)
+
+    def poll(self) -> list[Uploaded]:
+        """What has ended; whatever can go on goes on. Misses wait for the host cache's next step.
+
+        A fetched expert shows in the host table, so this is called after reads have ended.
+        """
+        for number, error in self._device.reap():
+            self._end(self._lanes[number - MAX_CLIENTS], error)
+        for lane in self._lanes:
+            if lane.grant is not None and not lane.copying:
+                self._copy_if_there(lane, lane.grant)
+        for lane in self._lanes:
+            if lane.grant is None:
+                if (grant := self._next()) is None:
+                    break
+                self._begin(lane, grant)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _next(self) -> Grant | None:
+        """Whose turn it is to have a lane."""
+        if self._demanded:
+            return self._demanded.pop()
+        busy = [lane for lane in self._lanes if lane.grant is not None]
+        ahead_count = sum(not lane.is_demanded for lane in busy)
+        bus_is_idle = not any(lane.is_demanded and lane.copying for lane in busy)
+        if not (self._ahead and bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
+            return None
+        return self._ahead.pop(next(iter(self._ahead)))
+
+    def _begin(self, lane: Lane, grant: Grant) -> None:
+        section = lane.area.enter(self._cache.table)
+        lane.grant = grant
+        lane.area.uses[grant.layer, grant.expert] += np.uint32(1)
+        is_hit = self._host_slot(grant) != NOT_RESIDENT
+        lane.area.count_lookups(int(is_hit), int(not is_hit))
+        if not is_hit:
+            self._cache.fetch(lane.number, section, grant.layer, [grant.expert])
+        self._copy_if_there(lane, grant)
+
+    def _host_slot(self, grant: Grant) -> int:
+        return int(self._cache.plane[grant.layer, grant.expert])
+
+    def _copy_if_there(self, lane: Lane, grant: Grant) -> None:
+        host_slot = self._host_slot(grant)
+        if host_slot == NOT_RESIDENT:
+            return
+        targets = self._targets[grant.slot].tolist()
+        copies = self._source.copies(host_slot, grant.layer, grant.expert, targets)
+        lane.copying = True
+        try:
+            self._device.submit(lane.number, copies)
+        except StreamError as error:
+            self._end(lane, error)
+            return
+        self.upload_count += 1
+        self.uploaded_bytes += sum(copy.size_bytes for copy in copies)
+
+    def _end(self, lane: Lane, error: StreamError | None) -> None:
+        assert lane.grant is not None
+        lane.area.leave()
+        self._ended.append(Uploaded(lane.grant.slot, error))
+        lane.grant = None
+        lane.copying = False
+
+    def close(self) -> None:
+        """Nothing is read from host slots or written to the GPU any more."""
+        self._device.drain()
+        self._source.close()

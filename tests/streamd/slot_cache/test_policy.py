@@ -1,0 +1,68 @@
+"""LFU with ageing: heat is use, halved as lookups go by."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamd.slot_cache.policy import HALF_LIFE_ROUNDS, LfuAgeing
+
+KEYS = 4
+
+
+def uses(*counts):
+    return np.array(counts, np.uint32)
+
+
+def test_heat_is_the_number_of_uses():
+    policy = LfuAgeing(KEYS, half_life_rounds=100)
+    policy.absorb(uses(1, 0, 2, 0))
+    policy.absorb(uses(1, 0, 0, 3))
+    assert policy.heat.tolist() == [2, 0, 2, 3]
+
+
+def test_a_use_counts_half_after_the_half_life():
+    policy = LfuAgeing(KEYS, half_life_rounds=2.5)
+    policy.absorb(uses(8, 0, 0, 0))
+    policy.absorb(uses(0, 1, 0, 0))
+    assert policy.heat.tolist() == [8, 1, 0, 0]
+    policy.absorb(uses(0, 1, 0, 0))  # ten lookups: 2.5 rounds of four experts
+    assert policy.heat.tolist() == [4, 1, 0, 0]
+
+
+def test_the_default_half_life():
+    policy = LfuAgeing(KEYS)
+    half_life_lookups = round(HALF_LIFE_ROUNDS * KEYS)
+    policy.absorb(uses(half_life_lookups - 1, 0, 0, 0))
+    assert policy.heat[0] == half_life_lookups - 1
+    policy.absorb(uses(1, 0, 0, 0))
+    assert policy.heat[0] == half_life_lookups / 2
+
+
+@pytest.mark.timeout(5)
+def test_absurd_counts_take_no_time():
+    policy = LfuAgeing(KEYS)
+    policy.absorb(uses(2**32 - 1, 2**32 - 1, 7, 0))
+    assert np.isfinite(policy.heat).all()
+    policy.absorb(uses(0, 0, 0, 1))
+    assert policy.heat[3] > 0
+
+
+def test_what_was_hot_long_ago_becomes_colder_than_what_is_warm_now():
+    policy = LfuAgeing(KEYS)
+    policy.absorb(uses(1000, 0, 0, 0))
+    for _ in range(200):
+        policy.absorb(uses(0, 1, 1, 1))
+    assert policy.heat[0] < policy.heat[1]
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.integers(0, 40),
+)
+def test_the_coldest_are_what_a_stable_sort_puts_first(heats, count):
+    policy = LfuAgeing(len(heats))
+    policy.heat[:] = heats
+    keys = np.arange(len(heats), dtype=np.int32)[::-1]
+    expected = sorted(range(len(heats)), key=lambda at: heats[keys[at]])
+    assert policy.coldest(keys, count).tolist() == expected[:count]
