@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from hypothesis import settings
 # The machine may be busy with anything; pytest's own time limit is enough.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# A script's background jobs, and all they start, have Ctrl-C ignored: here it is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PROJECT_DIR = Path(__file__).resolve().parents[1]
 

@@ -140,7 +140,7 @@ def _routed(count: int, experts: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bench_prefill(bench: Bench) -> None:
-    """Experts with many tokens: decoded for every 8 pairs, or dequantised for the tensor cores."""
+    """Experts with many tokens: decoded for every 8 pairs, for every 32, or dequantised."""
     d_model, d_ff = MODELS["Hy3"]
     for names in (("IQ2_XXS", "IQ2_XXS", "Q2_K"), ("Q4_K", "Q4_K", "Q4_K")):
         sets = ExpertSets(bench, names, d_model, d_ff)
@@ -151,8 +151,9 @@ def bench_prefill(bench: Bench) -> None:
             batch = ExpertBatch(sets.format, pairs, starts, *addresses[:, :experts])
             x = torch.randn(count, d_model, device="cuda")
             out = torch.empty(count, TOP_K, d_model, device="cuda")
-            for path, threshold in (("tiles", 10**9), ("dense", 0)):
-                cuda_experts.DENSE_PAIRS = threshold
+            paths = {"tiles": (10**9, 10**9), "grouped": (0, 10**9), "dense": (0, 0)}
+            for path, thresholds in paths.items():
+                cuda_experts.GROUPED_PAIRS, cuda_experts.DENSE_PAIRS = thresholds
                 us = wall(lambda x=x, b=batch, o=out: bench.kernels.experts(x, b, o))
                 expert = int(np.searchsorted(starts, 0, "right")) - 1
                 token, rank = divmod(int(pairs[0]), TOP_K)

@@ -33,12 +33,14 @@ class Dense:
         return out
 
     def linear(self, x: Tensor, matrix: QuantMatrix, out: Tensor) -> None:
-        """out [n, rows] = x W^T for x bfloat16 [n, columns]; sums in float32, in cuBLAS's order."""
-        tile_rows = TILE_WEIGHTS // matrix.columns
+        """out [n, rows] = x W^T for x [n, columns] in bfloat16, or in float32 and then all of it;
+        sums in float32, in cuBLAS's order."""
+        tile = self._tile.view(x.dtype)
+        tile_rows = len(tile) // matrix.columns
         assert tile_rows > 0
         for first in range(0, matrix.rows, tile_rows):
             rows = min(tile_rows, matrix.rows - first)
-            weights = self._tile[: rows * matrix.columns].view(rows, matrix.columns)
+            weights = tile[: rows * matrix.columns].view(rows, matrix.columns)
             self._expand(matrix, weights, None, first)
             product = torch.mm(x, weights.T, out_dtype=torch.float32)
             out[:, first : first + rows] = product

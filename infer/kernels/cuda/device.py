@@ -60,6 +60,8 @@ class Device:
         self._driver = driver
         # torch makes the context the kernels are loaded into.
         torch.empty(1, device=self.device)
+        # torch.cuda.current_stream makes an object a call, which takes longer than a launch.
+        self._stream_of = torch._C._cuda_getCurrentRawStream
         self._modules: dict[tuple[Any, ...], Any] = {}
         self._functions: dict[tuple[Any, ...], Function] = {}
         self._grids: dict[str, Tensor] = {}
@@ -93,7 +95,7 @@ class Device:
         return self._grids[name].data_ptr()
 
     def launch(self, handle: Any, grid: Grid, threads: int, arguments_at: int) -> None:
-        stream = torch.cuda.current_stream(self.device).cuda_stream
+        stream = self._stream_of(self.device.index)
         self._check(
             self._driver.cuLaunchKernel(handle, *grid, threads, 1, 1, 0, stream, arguments_at, 0)
         )

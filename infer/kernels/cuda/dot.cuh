@@ -40,6 +40,12 @@ __device__ inline void await_all_but_last_copies() {
 #endif
 }
 
+__device__ inline void await_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
 template <class F>
 __device__ inline void add_piece(const Piece& weights, const Inputs& x, int token, int piece,
                                  float& sum) {

@@ -1,33 +1,9 @@
-// The gated blocks of experts at addresses in device memory.
-//
-// A tile is up to TOKENS pairs of one expert. Without lists (null) tile i is pair i with the i-th
-// addresses. A tile whose address is 0 is left out: its rows stay as they are.
+// The gated blocks of experts at addresses in device memory, for up to TOKENS pairs a tile.
 #include "dot.cuh"
+#include "tiles.cuh"
 
 #define OUTPUT_ROWS 32  // of a block of WARPS
 #define PASSES (OUTPUT_ROWS / (2 * WARPS))
-
-struct Tiles {
-    const int* expert;  // [tiles] index of the addresses
-    const int* first;   // [tiles] first position
-    const int* end;     // [tiles]
-    const int* pairs;   // [positions] token * top_k + rank
-    int top_k;
-};
-
-struct Tile {
-    int expert, first, count;
-};
-
-__device__ inline Tile this_tile(const Tiles& tiles) {
-    const int i = blockIdx.y;
-    if (!tiles.expert) return {i, i, 1};
-    return {tiles.expert[i], tiles.first[i], tiles.end[i] - tiles.first[i]};
-}
-
-__device__ inline int pair_at(const Tiles& tiles, int position) {
-    return tiles.pairs ? tiles.pairs[position] : position;
-}
 
 #ifdef GATE
 

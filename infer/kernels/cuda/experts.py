@@ -8,17 +8,19 @@ from torch import Tensor
 
 from infer.kernels.cuda.dense import Dense
 from infer.kernels.cuda.device import Device, at
+from infer.kernels.cuda.experts_grouped import GROUPED_TOKENS, GroupedExperts, can_group
 from infer.kernels.cuda.formats import format_name, is_float
 from infer.kernels.cuda.inputs import InputRows, Inputs, QuantisedRows
-from infer.kernels.cuda.linear import Linear, instance_tokens
+from infer.kernels.cuda.linear import DENSE_TOKENS, TILE_TOKENS, Linear, instance_tokens
 from infer.kernels.cuda.resident import Resident
 from infer.kernels.cuda.tiles import Plan, TileLists, Tiles
 from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.quant_matrix import QuantMatrix
 from infer.kernels.scratch import KernelBounds
 
-# With so many pairs an expert, dequantising it once is cheaper than decoding it for every 8.
-DENSE_PAIRS = 256
+# With so many pairs an expert, on average over all experts whatever a batch holds of them, decoding
+# it once for a tile of 32 is cheaper than for every 8; and dequantising it once, than for every 32.
+GROUPED_PAIRS, DENSE_PAIRS = 4, 256
 OUTPUT_ROWS = 32  # of a block
 GATE_UP_WARPS, DOWN_WARPS = 8, 4  # in a block
 
@@ -45,6 +47,7 @@ class Experts:
         self._bounds = bounds
         self._resident = Resident(device, inputs, linear, dense, bounds)
         self._hidden = InputRows(device, [(bounds.pairs, bounds.expert_columns)], values=True)
+        self._grouped = GroupedExperts(device, self._hidden)
         self._lists = TileLists(device.device, bounds.experts, bounds.pairs)
         self._silu_product = device.function(
             "rows.cu", "silu_product", (_POINTER, _POINTER, _POINTER, ctypes.c_longlong)
@@ -56,11 +59,17 @@ class Experts:
         assert groups == len(batch.up) == len(batch.down) == len(batch.group_start) - 1
         if count == 0:
             return
-        if count >= DENSE_PAIRS * groups and not exact:
+        mean_pairs = 0 if exact else len(x) * out.shape[1] / self._bounds.experts
+        if mean_pairs >= DENSE_PAIRS:
             self._run_dense(x, batch, out)
-            return
-        plan = self._lists.send(batch, out.shape[1])
-        self._run(x, shape, plan, count, out, exact, False)
+        elif mean_pairs >= GROUPED_PAIRS and can_group(shape):
+            plan = self._lists.send(batch, out.shape[1], GROUPED_TOKENS)
+            self._inputs.quantize(x)
+            inputs = self._inputs.describe(shape.d_model, at(x), rows=len(x))
+            self._grouped(inputs, shape, plan, count, at(out))
+        else:
+            plan = self._lists.send(batch, out.shape[1], TILE_TOKENS)
+            self._run(x, shape, plan, count, out, exact, False)
 
     def at_addresses(
         self,
@@ -96,7 +105,7 @@ class Experts:
         assert x.shape[1] == gate.columns
         if out is None:
             out = torch.empty((count, down.rows), device=x.device)
-        if count >= DENSE_PAIRS and not exact:
+        if count >= DENSE_TOKENS and not exact:
             shape = ExpertFormat(gate.type_id, up.type_id, down.type_id, gate.columns, gate.rows)
             addresses = (gate.address, up.address, down.address)
             self._dense_block(x.to(torch.bfloat16), shape, addresses, out)

@@ -15,8 +15,9 @@ from infer.kernels.scratch import KernelBounds
 
 MAX_GROUP_MATRICES = 8
 TILE_TOKENS = 8
-# From so many tokens on, dequantising a matrix once is cheaper than decoding it for every 8.
-DENSE_TOKENS = 160
+# From so many tokens on, dequantising a matrix once is cheaper than decoding it for every 8; one of
+# floats is not decoded, but read once for every 8.
+DENSE_TOKENS, DENSE_FLOAT_TOKENS = 32, 16
 BLOCK_ROWS = 8
 
 
@@ -99,6 +100,10 @@ class Linear:
             halved = x.to(torch.bfloat16)
             for matrix, target in zip(group.matrices, out, strict=True):
                 self._dense.linear(halved, matrix, target)
+            return out
+        if count >= DENSE_FLOAT_TOKENS and group.on_floats:
+            for matrix, target in zip(group.matrices, out, strict=True):
+                self._dense.linear(x, matrix, target)
             return out
         if not (exact or quantised or group.on_floats):
             self._inputs.quantize(x)

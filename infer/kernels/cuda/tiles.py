@@ -1,4 +1,4 @@
-"""Lists of work for the experts' kernels: tiles of up to 8 pairs, and how they reach the device."""
+"""Lists of work for the experts' kernels: tiles of pairs, and how they reach the device."""
 
 import ctypes
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _RING_SIZE = 8
 
 
 class Tiles(ctypes.Structure):
-    """`Tiles` of experts.cu."""
+    """`Tiles` of tiles.cuh."""
 
     _fields_ = (
         ("expert", ctypes.c_void_p),
@@ -47,15 +47,17 @@ class TileLists:
         self._copied = [torch.cuda.Event() for _ in range(_RING_SIZE)]
         self._turn = 0
 
-    def send(self, batch: ExpertBatch, top_k: int) -> Plan:
-        """Queue the copy of a batch's lists on the current stream."""
+    def send(self, batch: ExpertBatch, top_k: int, tile_pairs: int) -> Plan:
+        """Queue the copy of a batch's lists on the current stream. tile_pairs: TILE_TOKENS or more
+        pairs of a tile, at the most."""
+        assert tile_pairs >= TILE_TOKENS
         starts = batch.group_start.astype(np.int64)
         counts = np.diff(starts)
-        tiles_each = -(-counts // TILE_TOKENS)
+        tiles_each = -(-counts // tile_pairs)
         expert = np.repeat(np.arange(len(counts)), tiles_each)
         within = np.arange(len(expert)) - np.repeat(np.cumsum(tiles_each) - tiles_each, tiles_each)
-        first = starts[expert] + TILE_TOKENS * within
-        end = np.minimum(first + TILE_TOKENS, starts[expert + 1])
+        first = starts[expert] + tile_pairs * within
+        end = np.minimum(first + tile_pairs, starts[expert + 1])
         assert len(counts) <= self._experts
         assert len(batch.pairs) <= self._pairs
         assert len(expert) <= self._tile_room

@@ -3,6 +3,7 @@
 import pytest
 
 from infer.kernels.cuda.experts import DOWN_WARPS, GATE_UP_WARPS
+from infer.kernels.cuda.experts_grouped import GROUPED_TOKENS
 from infer.kernels.cuda.formats import CODED_FORMATS, FLOAT_FORMATS
 from infer.kernels.cuda.sources import compile_source
 
@@ -39,6 +40,8 @@ def test_coded_formats(name):
     check("linear.cu", OLDEST, FORMAT=name, TOKENS=2)
     check("linear.cu", CURRENT, FORMAT=name, TOKENS=1, EXACT=1)
     check("experts.cu", CURRENT, GATE=name, UP=name, TOKENS=1, WARPS=GATE_UP_WARPS)
+    check("experts_grouped.cu", OLDEST, FORMAT=name, TOKENS=GROUPED_TOKENS, GATED=1)
+    check("experts_grouped.cu", CURRENT, FORMAT=name, TOKENS=GROUPED_TOKENS)
 
 
 @pytest.mark.parametrize("name", FLOAT_FORMATS)

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from infer.kernels import reference
 from infer.kernels.cuda import experts as cuda_experts
-from infer.kernels.cuda.formats import FLOAT_FORMATS, FORMATS
+from infer.kernels.cuda.formats import CODED_FORMATS, FLOAT_FORMATS, FORMATS
 from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.cuda.linear import DENSE_TOKENS
 from infer.kernels.interface import ExpertBatch, ExpertFormat
@@ -140,17 +140,21 @@ class TestLinear:
 class Layer:
     """Some experts and a routing of some tokens to TOP_K of them each."""
 
-    def __init__(self, upload, gate="IQ2_XXS", up="Q4_K", down="Q2_K", tokens=TOKENS):
+    def __init__(
+        self, upload, gate="IQ2_XXS", up="Q4_K", down="Q2_K", tokens=TOKENS, widths=(D_MODEL, D_FF)
+    ):
         seeds = range(EXPERTS)
-        self.format = ExpertFormat(*(TensorType[name] for name in (gate, up, down)), D_MODEL, D_FF)
+        self.d_model, d_ff = widths
+        types = (TensorType[name] for name in (gate, up, down))
+        self.format = ExpertFormat(*types, self.d_model, d_ff)
         self.parts = (
-            [upload(gate, D_FF, D_MODEL, seed) for seed in seeds],
-            [upload(up, D_FF, D_MODEL, seed + 10) for seed in seeds],
-            [upload(down, D_MODEL, D_FF, seed + 20) for seed in seeds],
+            [upload(gate, d_ff, self.d_model, seed) for seed in seeds],
+            [upload(up, d_ff, self.d_model, seed + 10) for seed in seeds],
+            [upload(down, self.d_model, d_ff, seed + 20) for seed in seeds],
         )
         rng = np.random.default_rng(4)
         self.choice = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(tokens)])
-        self.x = inputs(tokens, D_MODEL)
+        self.x = inputs(tokens, self.d_model)
 
     def batch(self, pairs):
         """The pairs, sorted by expert."""
@@ -165,7 +169,7 @@ class Layer:
         )
 
     def out(self):
-        return torch.full((*self.choice.shape, D_MODEL), torch.nan, device="cuda")
+        return torch.full((*self.choice.shape, self.d_model), torch.nan, device="cuda")
 
     def run(self, kernels, exact, *batches):
         out = self.out()
@@ -181,7 +185,7 @@ class Layer:
         return torch.tensor(rows, dtype=torch.int64, device="cuda")
 
     def expected(self):
-        out = torch.empty(*self.choice.shape, D_MODEL, dtype=torch.float64)
+        out = torch.empty(*self.choice.shape, self.d_model, dtype=torch.float64)
         for token, rank in np.ndindex(*self.choice.shape):
             weights = (part[self.choice[token, rank]].dense for part in self.parts)
             x = self.x[token : token + 1].cpu().double()
@@ -208,6 +212,38 @@ class TestExperts:
         assert relative_error(result, expected) < INT8_SWIGLU_TOLERANCE
         result = layer.run(kernels, True, layer.pairs())
         assert relative_error(result, expected) < EXACT_TOLERANCE
+
+    @pytest.mark.parametrize("name", CODED_FORMATS)
+    @pytest.mark.parametrize("tokens", [20, 180])
+    def test_experts_of_many_tokens_are_within_tolerance(self, kernels, upload, name, tokens):
+        """180 tokens: more than one tile an expert."""
+        layer = Layer(upload, name, name, name, tokens)
+        assert tokens * TOP_K >= cuda_experts.GROUPED_PAIRS * EXPERTS
+        result = layer.run(kernels, False, layer.pairs())
+        assert relative_error(result, layer.expected()) < INT8_SWIGLU_TOLERANCE
+
+    @pytest.mark.parametrize("name", ["Q8_0", "Q5_1", "MXFP4"])
+    @pytest.mark.parametrize("widths", [(544, 96), (32, 32), (288, 352)])
+    def test_odd_widths_and_many_tokens(self, kernels, upload, name, widths):
+        layer = Layer(upload, name, name, name, 30, widths)
+        result = layer.run(kernels, False, layer.pairs())
+        assert relative_error(result, layer.expected()) < INT8_SWIGLU_TOLERANCE
+
+    def test_many_tokens_are_those_tile_by_tile(self, kernels, upload, monkeypatch):
+        """But for the order of sums."""
+        layer = Layer(upload, "IQ2_XXS", "IQ2_XXS", "Q2_K", 60)
+        grouped = layer.run(kernels, False, layer.pairs())
+        monkeypatch.setattr(cuda_experts, "GROUPED_PAIRS", 10**9)
+        tiled = layer.run(kernels, False, layer.pairs())
+        assert relative_error(grouped, tiled.cpu().double()) < 1e-3
+        assert not torch.equal(grouped, tiled)  # it was another kernel
+
+    def test_bits_of_many_tokens_do_not_depend_on_waves(self, kernels, upload):
+        layer = Layer(upload, "IQ2_XXS", "IQ2_XXS", "Q2_K", 60)
+        together = layer.run(kernels, False, layer.pairs())
+        experts = layer.choice.reshape(-1)
+        waves = (np.flatnonzero(experts >= EXPERTS // 2), np.flatnonzero(experts < EXPERTS // 2))
+        assert torch.equal(layer.run(kernels, False, *waves), together)
 
     def test_dequantised_experts_are_within_tolerance(self, kernels, upload, monkeypatch):
         monkeypatch.setattr(cuda_experts, "DENSE_PAIRS", 4)
