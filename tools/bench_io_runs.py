@@ -113,12 +113,10 @@ class ReaderRun:
         while left:
             # The slot used last is used next: as little memory as fio's buffers, which it goes
             # through again and again, and which the machine's caches hold.
-            outstanding = len(slots) - len(free)
-            while free and outstanding - reader.stats().in_flight_reads < SURPLUS_READS:
+            while free and reader.waiting_reads < SURPLUS_READS:
                 if (offset := next(waiting, None)) is None:
                     break
                 slot = free.pop()
-                outstanding += 1
                 extent = Extent(0, offset, reads.size_bytes, slots[slot])
                 reader.submit(SlabRead(slot, (extent,)))
             if not bell.poll(WAIT_MS):

@@ -34,22 +34,17 @@ class Slab:
     )
 
     def __init__(
-        self,
-        key: Hashable,
-        priority: Priority,
-        submitted_s: float,
-        useful_bytes: int,
-        owner: int = 0,
+        self, key: Hashable, priority: Priority, submitted_s: float, owner: int = 0
     ) -> None:
         self.key = key
         self.owner = owner
         self.priority = priority
         self.submitted_s = submitted_s
-        self.useful_bytes = useful_bytes
+        self.useful_bytes = 0
         self.bytes_read = 0
         self.pieces_left = 0
         self.error: StreamError | None = None
-        self.files: set[OpenFile] = set()
+        self.files: list[OpenFile] = []  # each once
 
 
 class Piece:
@@ -67,7 +62,7 @@ class Piece:
         self.needed = needed
         self.tries = 0
         self.started_s = 0.0
-        self.charged_to = slab.priority  # whose share of the bytes in flight it takes
+        self.charged_to = int(slab.priority)  # whose share of the bytes in flight it takes
 
     def advance(self, step: int) -> None:
         """Leaves off the first `step` bytes, which have been read; `step` keeps the alignment."""

@@ -24,10 +24,12 @@ class RateWindow:
         """The disk was not kept busy: the next read that ends opens a window of its own."""
         self._open = False
 
-    def ended(self, size_bytes: int, now_s: float, needed_bytes: int) -> float | None:
+    def ended(
+        self, size_bytes: int, now_s: float, needed_bytes: int, needed_s: float = 0.0
+    ) -> float | None:
         """A read has ended: bytes a second of the window that was over before it, if one was.
 
-        needed_bytes: so many have to end in a window, at least.
+        needed_bytes: so many have to end in a window, at least; needed_s: it lasts as long.
         """
         if not self._open:
             self._open = True
@@ -35,7 +37,7 @@ class RateWindow:
             return None
         rate = None
         elapsed_s = self._last_end_s - self._started_s
-        if self._bytes >= needed_bytes and elapsed_s > 0:
+        if self._bytes >= needed_bytes and elapsed_s > 0 and elapsed_s >= needed_s:
             gap_s = now_s - self._last_end_s
             if gap_s * self._reads > PAUSE_SHARE * elapsed_s:
                 rate = self._bytes / elapsed_s

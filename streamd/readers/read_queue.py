@@ -19,7 +19,8 @@ BACKFILL_SHARE = 0.5
 class ReadQueue:
     def __init__(self) -> None:
         self._waiting = tuple(FairQueue[Piece](_of_one_slab) for _ in Priority)
-        self._in_flight = [0 for _ in Priority]
+        self._in_flight = [0 for _ in Priority]  # their bytes
+        self.in_flight_bytes = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting))
@@ -28,10 +29,6 @@ class ReadQueue:
     def demanded(self) -> bool:
         """Whether a demand waits: then the limit is all that holds it back."""
         return bool(self._waiting[Priority.DEMAND])
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return sum(self._in_flight)
 
     def push(self, piece: Piece) -> None:
         self._waiting[piece.slab.priority].append(piece.slab.owner, piece)
@@ -44,16 +41,23 @@ class ReadQueue:
 
         A piece larger than the limit is read alone.
         """
-        priority = next((p for p in Priority if self._waiting[p]), None)
-        if priority is None or not self._may_start(priority, limit_bytes):
+        priority = self._highest()
+        if priority is None:
             return None
-        piece = self._waiting[priority].pop()
+        queue = self._waiting[priority]
+        size_bytes = queue.first().target.nbytes
+        if self.in_flight_bytes and not self._may_start(priority, size_bytes, limit_bytes):
+            return None
+        piece = queue.pop()
         piece.charged_to = priority
-        self._in_flight[priority] += piece.target.nbytes
+        self._in_flight[priority] += size_bytes
+        self.in_flight_bytes += size_bytes
         return piece
 
     def ended(self, piece: Piece) -> None:
-        self._in_flight[piece.charged_to] -= piece.target.nbytes
+        size_bytes = piece.target.nbytes
+        self._in_flight[piece.charged_to] -= size_bytes
+        self.in_flight_bytes -= size_bytes
 
     def waiting_count(self, slab: Slab) -> int:
         """Pieces of a slab that wait."""
@@ -75,22 +79,24 @@ class ReadQueue:
     def _take_out(self, slab: Slab) -> list[Piece]:
         return self._waiting[slab.priority].remove(lambda piece: piece.slab is slab)
 
-    def _may_start(self, priority: Priority, limit_bytes: int) -> bool:
-        total_bytes = self.in_flight_bytes
-        if total_bytes == 0:
-            return True
-        size_bytes = self._waiting[priority].first().target.nbytes
-        if total_bytes + size_bytes > limit_bytes:
+    def _highest(self) -> int | None:
+        """Priority of what goes next."""
+        for priority, queue in enumerate(self._waiting):
+            if queue:
+                return priority
+        return None
+
+    def _may_start(self, priority: int, size_bytes: int, limit_bytes: int) -> bool:
+        """Beside what is in flight."""
+        if self.in_flight_bytes + size_bytes > limit_bytes:
             return False
+        if priority == Priority.DEMAND:
+            return True
         own_bytes = self._in_flight[priority] + size_bytes
-        match priority:
-            case Priority.DEMAND:
-                return True
-            case Priority.PREFETCH:
-                return own_bytes <= PREFETCH_SHARE * limit_bytes
-            case Priority.BACKFILL:
-                busy = self._in_flight[Priority.DEMAND] > 0
-                return not busy and own_bytes <= BACKFILL_SHARE * limit_bytes
+        if priority == Priority.PREFETCH:
+            return own_bytes <= PREFETCH_SHARE * limit_bytes
+        demands = self._in_flight[Priority.DEMAND] > 0
+        return not demands and own_bytes <= BACKFILL_SHARE * limit_bytes
 
 
 def _of_one_slab(first: Piece, second: Piece) -> bool:

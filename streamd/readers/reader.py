@@ -18,7 +18,8 @@ from streamd.readers.pieces import Piece, Slab, change_of, failure_of, split
 from streamd.readers.read_queue import ReadQueue
 from streamd.readers.slab_read import Completion, Priority, ReadStats, SlabRead
 
-PIECE_BYTES = 4 << 20
+# Two of them, or four reads of 1.6 MB, are what is in flight at first (streamd/readers/depth.py).
+PIECE_BYTES = 15 << 18
 QUEUE_MAX_SLABS = 4096
 CLOSE_PATIENCE_S = 5.0
 
@@ -45,11 +46,11 @@ class Reader:
     ) -> None:
         self.align_bytes = max(align_bytes, *(file.align_bytes for file in files))
         assert 0 < depth <= engine.depth
-        assert piece_bytes % self.align_bytes == 0
+        assert piece_bytes >= self.align_bytes
         self.depth = depth
         self._engine = engine
         self._files = files
-        self._piece_bytes = piece_bytes
+        self._piece_bytes = piece_bytes // self.align_bytes * self.align_bytes
         self._queue_max_slabs = queue_max_slabs
         self._clock = clock
         self._slabs: dict[Hashable, Slab] = {}
@@ -59,7 +60,7 @@ class Reader:
         self._next_token = 0
         self._latency = LatencyHistogram()
         self._reads = self._bytes_read = self._useful_bytes = 0
-        self._retries = self._failed_slabs = 0
+        self._retries = self._arrived_slabs = self._failed_slabs = 0
         self._in_flight_byte_s = 0.0
 
     def fileno(self) -> int:
@@ -70,6 +71,11 @@ class Reader:
     def room(self) -> int:
         """How many more slabs `submit` takes before some complete."""
         return self._queue_max_slabs - len(self._slabs)
+
+    @property
+    def waiting_reads(self) -> int:
+        """How many the engine has not been given yet."""
+        return len(self._waiting)
 
     def register(self, buffer: memoryview) -> None:
         """Announces memory that will be read into again and again, so that it may be pinned."""
@@ -83,15 +89,16 @@ class Reader:
         """Queues a slab; exactly one Completion with its key comes from a later `poll`."""
         assert self.room > 0
         assert request.key not in self._slabs
-        useful_bytes = sum(extent.length for extent in request.extents)
-        assert useful_bytes > 0
-        slab = Slab(request.key, priority, self._clock(), useful_bytes, request.owner)
+        slab = Slab(request.key, priority, self._clock(), request.owner)
         for extent in request.extents:
             file = self._files[extent.file_index]
-            slab.files.add(file)
+            if file not in slab.files:
+                slab.files.append(file)
+            slab.useful_bytes += extent.length
             for piece in split(slab, extent, file, self.align_bytes, self._piece_bytes):
                 slab.pieces_left += 1
                 self._waiting.push(piece)
+        assert slab.useful_bytes > 0
         self._slabs[request.key] = slab
         self._pump()
 
@@ -123,9 +130,11 @@ class Reader:
     def poll(self) -> list[Completion]:
         """Takes what has ended, hands the engine what waits; the slabs completed by that."""
         completions = []
-        for token, result in self._engine.reap():
+        ended = self._engine.reap()
+        now_s = self._clock()
+        for token, result in ended:
             piece = self._in_flight.pop(token)
-            self._count(piece, result)
+            self._count(piece, result, now_s)
             slab = piece.slab
             if self._settle(piece, result):
                 slab.pieces_left -= 1
@@ -133,7 +142,7 @@ class Reader:
                 self._retries += 1
                 self._waiting.push_front(piece)  # its slab has waited long enough
             if slab.pieces_left == 0:
-                completions.append(self._complete(slab))
+                completions.append(self._complete(slab, now_s))
         self._pump()
         return completions
 
@@ -144,6 +153,7 @@ class Reader:
             bytes_read=self._bytes_read,
             useful_bytes=self._useful_bytes,
             retries=self._retries,
+            slabs=self._arrived_slabs,
             failed_slabs=self._failed_slabs,
             in_flight_bytes=self._waiting.in_flight_bytes,
             in_flight_byte_s=self._in_flight_byte_s,
@@ -171,18 +181,19 @@ class Reader:
         return not self._in_flight
 
     def _pump(self) -> None:
+        now_s = self._clock()
+        limit_bytes = self._controller.limit_bytes
         while len(self._in_flight) < self.depth:
-            piece = self._waiting.take(self._controller.limit_bytes)
+            piece = self._waiting.take(limit_bytes)
             if piece is None:
                 break
-            piece.started_s = self._clock()
+            piece.started_s = now_s
             self._in_flight[self._next_token] = piece
             self._engine.submit(self._next_token, piece.file.fd, piece.target, piece.offset)
             self._next_token += 1
         self._engine.flush()
 
-    def _count(self, piece: Piece, result: int) -> None:
-        now_s = self._clock()
+    def _count(self, piece: Piece, result: int, now_s: float) -> None:
         took_s = now_s - piece.started_s
         self._latency.add(took_s * 1000)
         self._in_flight_byte_s += piece.target.nbytes * took_s
@@ -212,14 +223,15 @@ class Reader:
         self._waiting.withdraw(piece.slab)
         return True
 
-    def _complete(self, slab: Slab) -> Completion:
+    def _complete(self, slab: Slab, now_s: float) -> Completion:
         del self._slabs[slab.key]
         if slab.error is None:
             # After the last byte has come: what was written before that shows now.
             slab.error = next(filter(None, map(change_of, slab.files)), None)
         if slab.error is None:
+            self._arrived_slabs += 1
             self._useful_bytes += slab.useful_bytes
         else:
             self._failed_slabs += 1
-        latency_ms = (self._clock() - slab.submitted_s) * 1000
+        latency_ms = (now_s - slab.submitted_s) * 1000
         return Completion(slab.key, slab.error, slab.bytes_read, latency_ms)

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from shared.errors import StreamError
 
@@ -15,8 +16,7 @@ class Priority(IntEnum):
     BACKFILL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """`length` bytes at `offset` of a file. `target`: aligned memory for the widened read."""
 
     file_index: int
@@ -25,15 +25,13 @@ class Extent:
     target: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class SlabRead:
+class SlabRead(NamedTuple):
     key: Hashable
     extents: tuple[Extent, ...]  # empty ones are skipped; at least one is not
     owner: int = 0  # for whom: owners take turns
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """All of a slab has landed, or nothing more of it will: its targets are the caller's again."""
 
     key: Hashable
@@ -51,6 +49,7 @@ class ReadStats:
     bytes_read: int  # from the disk: widened, repeated or failed reads included
     useful_bytes: int  # of slabs completed without an error
     retries: int
+    slabs: int  # completed without an error, resident tensors too
     failed_slabs: int
     in_flight_bytes: int
     in_flight_byte_s: float  # their sum over time: a difference by the time between is a mean

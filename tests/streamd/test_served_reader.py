@@ -12,6 +12,7 @@ from streamd.commands.io_best import IoBest, reads_of, save_best
 from streamd.config import StreamdConfig
 from streamd.readers.depth import MAX_LIMIT_BYTES, MIN_LIMIT_BYTES, START_LIMIT_BYTES
 from streamd.readers.direct import open_file
+from streamd.readers.reader import PIECE_BYTES
 from streamd.served_reader import DEFAULT_DEPTH, make_reader, start_limit_bytes
 
 PART_BYTES = 1_622_016
@@ -89,7 +90,7 @@ def test_what_is_said_counts_more(make, reads):
     ("depth", "part_bytes", "expected_bytes"),
     [
         (8, 3_244_032, 8 * 3_244_032),
-        (8, 21 << 20, 8 * (4 << 20)),  # the reader cuts them
+        (8, 21 << 20, 8 * PIECE_BYTES),  # the reader cuts them
         (1, 4096, MIN_LIMIT_BYTES),
         (1024, 3_244_032, MAX_LIMIT_BYTES),
     ],

@@ -26,6 +26,12 @@ def test_bunches_are_counted_whole(needed_count):
     assert others == pytest.approx([1e9] * len(others), rel=1e-3)
 
 
+def test_a_window_lasts_as_long_as_it_should():
+    window = RateWindow()
+    ended_s = [at * 1e-3 for at in range(101) if window.ended(SIZE, at * 1e-3, SIZE, 0.0195)]
+    assert ended_s == pytest.approx([0.021, 0.041, 0.061, 0.081])
+
+
 def test_a_window_ends_though_the_disk_gets_faster_and_faster():
     now_s, gap_s, ends_s = 0.0, 1e-3, []
     for _ in range(200):

@@ -14,7 +14,7 @@ LIMIT = 16 * MIB
 
 class _Queue(ReadQueue):
     def add(self, key, priority, pieces=1, size=MIB):
-        slab = Slab(key, priority, 0.0, pieces * size)
+        slab = Slab(key, priority, 0.0)
         for number in range(pieces):
             slab.pieces_left += 1
             target = SimpleNamespace(nbytes=size)
@@ -123,7 +123,7 @@ def test_withdrawing_takes_what_waits_of_one_slab_only(queue):
 
 def test_owners_take_turns_a_slab_each(queue):
     for key, owner, pieces in (("a", 1, 2), ("b", 1, 2), ("c", 1, 1), ("x", 2, 3), ("y", 2, 1)):
-        slab = Slab(key, Priority.DEMAND, 0.0, pieces * MIB, owner)
+        slab = Slab(key, Priority.DEMAND, 0.0, owner)
         for number in range(pieces):
             slab.pieces_left += 1
             queue.push(Piece(slab, None, number, SimpleNamespace(nbytes=MIB), MIB))

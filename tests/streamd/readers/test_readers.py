@@ -1,7 +1,9 @@
 """Every engine under one reader, on a disk in good health: the same bytes as plain reads."""
 
+import mmap
 import os
 import random
+import select
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamd.readers.direct import open_file
+from streamd.readers.engine import address_of
 from streamd.readers.latency import LatencyHistogram
+from streamd.readers.probe import make_engine
+from streamd.readers.reader import Reader
+from streamd.readers.slab_read import Extent, SlabRead
 
 PIECE = 64 << 10
 END = 9 * PIECE + 777
@@ -151,6 +157,35 @@ def test_the_queue_states_its_room(bench, file):
         assert b.reader.room == room - 2
         b.finish(2)
         assert b.reader.room == room
+
+
+def test_the_queue_states_how_many_reads_wait(bench, file):
+    with bench(file) as b:
+        b.reader.submit(b.slab("whole", (0, END)))
+        in_flight_count = b.reader.stats().in_flight_reads
+        assert b.reader.waiting_reads == 10 - in_flight_count > 0
+        b.finish(1)
+        assert b.reader.waiting_reads == 0
+
+
+def test_pieces_keep_an_alignment_that_does_not_divide_them(engine_name, file, content):
+    align_bytes = 24 << 10
+    engine = make_engine(engine_name, 4)
+    reader = Reader(engine, [file], 4, align_bytes=align_bytes, piece_bytes=PIECE)
+    whole = memoryview(mmap.mmap(-1, 8 * align_bytes))
+    start = -address_of(whole) % align_bytes
+    target = whole[start : start + 5 * align_bytes]
+    reader.submit(SlabRead("slab", (Extent(0, align_bytes, 3 * align_bytes, target),)))
+    bell = select.poll()
+    bell.register(reader.fileno(), select.POLLIN)
+    completions = []
+    while not completions:
+        assert bell.poll(10_000)
+        completions = reader.poll()
+    assert completions[0].error is None
+    assert reader.stats().reads == 2  # of 48 and 24 KiB
+    assert target[: 3 * align_bytes] == content[align_bytes : 4 * align_bytes]
+    reader.close()
 
 
 def test_latency_percentiles_are_close_to_the_exact_ones():
