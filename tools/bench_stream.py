@@ -4,12 +4,16 @@
         [--arms off,auto,off,oracle] [--tokens 128] [--warmup 64] [--json FILE] [--csv FILE]
 
 One daemon serves all arms, one after the other (A-B-A): settings of `--prefetch`, or `oracle`,
-which is told what the first arm's routers chose. Each arm decodes the same greedy text; the first
-tokens of it, --warmup, are not measured. The drive's rate is measured before and after with
-bench-io's code, in the same process; a paced drive is as fast as its pace at the most.
+which is told what the first arm's routers chose; `+lane` behind one stands for `--compute-lane on`,
+`+lane8` for eight threads of it (not behind `oracle`: last bits change, and so may the text). Each
+arm decodes the same greedy text; the first tokens of it, --warmup, are not measured. The drive's
+rate is measured before and after with bench-io's code, in the same process; a paced drive is as
+fast as its pace at the most.
 
 useful      bytes a token that its routers asked for: read without what was fetched in vain
-bound       the least of disk rate / useful bytes, PCIe rate / uploaded bytes, 1 / compute time
+bound       the least of disk rate / useful bytes, PCIe rate / uploaded bytes, 1 / compute time;
+            with the lane, for the bus: (PCIe rate + CPU's) / (uploaded + computed bytes), the CPU's
+            being computed bytes by the time in which it computed them
 exposed     (time of a token - time at the bound) / layers with experts
 """
 
@@ -21,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from stream_arms import ArmResult, Arms
+from stream_arms import ARM, ORACLE, ArmResult, Arms
 from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
 from infer.config import AUTO_PREFETCH, NO_PREFETCH, ModelConfig
@@ -30,11 +34,19 @@ from shared.command import run_command
 from shared.daemon_options import DaemonOptions
 from shared.options import add_options, build, given
 
-ORACLE = "oracle"
 SETTINGS = (NO_PREFETCH, AUTO_PREFETCH, "1", "2", "3", ORACLE)
 SHOWN = (
     *("arm", "tps", "bound_tps", "ratio", "bound_by", "exposed_ms", "hit_rate"),
-    *("disk_mb", "useful_mb", "pcie_mb", "disk_busy", "pcie_busy", "compute_busy", "recall"),
+    *(
+        "disk_mb",
+        "useful_mb",
+        "pcie_mb",
+        "lane_mb",
+        "disk_busy",
+        "pcie_busy",
+        "compute_busy",
+        "recall",
+    ),
 )
 
 
@@ -79,8 +91,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     arguments.arms = arguments.arms.split(",")
-    if unknown := set(arguments.arms) - set(SETTINGS):
-        parser.error(f"unknown arm {', '.join(unknown)}: choose of {', '.join(SETTINGS)}")
+    for arm in arguments.arms:
+        parts = ARM.fullmatch(arm)
+        if parts is None or parts["prefetch"] not in SETTINGS or arm.startswith(f"{ORACLE}+"):
+            parser.error(f"unknown arm {arm}: choose of {', '.join(SETTINGS)}, or SETTING+lane")
     if min(arguments.tokens, arguments.prompt) < 1 or arguments.warmup < 0:
         parser.error("--tokens and --prompt are 1 or more, --warmup 0 or more")
     if ORACLE in arguments.arms and arguments.arms[0] == ORACLE:
@@ -101,8 +115,8 @@ def _print(
     for line in table:
         print("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
     for row in rows:
-        if row.prefetch:
-            print(f"{row.arm}: {json.dumps(row.prefetch)}", file=sys.stderr)
+        for counters in filter(None, (row.prefetch, row.lane)):
+            print(f"{row.arm}: {json.dumps(counters)}", file=sys.stderr)
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,8 @@
-"""One arm of tools/bench_stream.py: a setting of prefetch, the same text, and what it took."""
+"""One arm of tools/bench_stream.py: its settings, the same text, and what it took."""
 
+import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,18 +10,22 @@ from stream_oracle import Choice, Oracle, Recorder
 
 from infer.blocks.moe import MoeFfn
 from infer.commands.measure import BENCH_TEXT
-from infer.config import NO_PREFETCH, ModelConfig
+from infer.config import LANE_OFF, LANE_ON, NO_PREFETCH, ModelConfig
 from infer.engine import Engine
+from infer.lane.compute_lane import LaneCounters
 from infer.session import Session
 from shared.daemon_options import CPU
 
 ORACLE = "oracle"
+# A setting of prefetch; with the compute lane, perhaps of so many threads.
+ARM = re.compile(r"(?P<prefetch>\w+)(?P<lane>\+lane(?P<threads>[0-9]*))?")
 
 
 @dataclass(frozen=True)
 class ArmResult:
     """Of the measured tokens. _mb: 10^6 bytes a token; _ms: of a token, exposed_ms of a layer.
 
+    lane_: what the CPU has computed of slabs, and how long it did, which compute_ms is without.
     The last fields need the machine's rates: see `judged`.
     """
 
@@ -36,7 +41,10 @@ class ArmResult:
     pcie_mb: float
     moe_layers: int
     recall: float | None
+    lane_mb: float = 0.0
+    lane_ms: float = 0.0
     prefetch: dict[str, Any] = field(default_factory=dict)  # the client's and the daemon's counters
+    lane: dict[str, Any] = field(default_factory=dict)  # what its policy has come to
     bound_tps: float = 0.0
     bound_by: str = ""
     ratio: float = 0.0
@@ -50,7 +58,11 @@ class ArmResult:
         bounds = {"compute": 1000 / self.compute_ms}
         if self.useful_mb > 0:
             bounds["disk"] = disk_mb_s / self.useful_mb
-        if pcie_mb_s and self.pcie_mb > 0:
+        if pcie_mb_s and self.lane_mb > 0:
+            # What neither had to do could have been shared out between bus and CPU in any way.
+            lane_mb_s = 1000 * self.lane_mb / self.lane_ms
+            bounds["pcie+cpu"] = (pcie_mb_s + lane_mb_s) / (self.pcie_mb + self.lane_mb)
+        elif pcie_mb_s and self.pcie_mb > 0:
             bounds["pcie"] = pcie_mb_s / self.pcie_mb
         bound_by = min(bounds, key=lambda name: bounds[name])
         bound_tps = bounds[bound_by]
@@ -76,8 +88,14 @@ class Arms:
         self.device = torch.device(CPU)
 
     def run(self, arm: str) -> ArmResult:
-        setting = NO_PREFETCH if arm == ORACLE else arm
-        with Session(replace(self._config, prefetch=setting)) as session:
+        prefetch, lane, threads = ARM.fullmatch(arm).group("prefetch", "lane", "threads")
+        config = replace(
+            self._config,
+            prefetch=NO_PREFETCH if prefetch == ORACLE else prefetch,
+            compute_lane=LANE_ON if lane else LANE_OFF,
+            threads=int(threads or 0),
+        )
+        with Session(config) as session:
             self.device = session.engine.device
             return self._measure(arm, session)
 
@@ -117,6 +135,8 @@ def _reading(engine: Engine) -> dict[str, float]:
         "backfill_bytes": host["backfill"]["bytes"],
         "uploaded_bytes": gpu["uploaded_bytes"],
     }
+    counters = engine.lane.counters if engine.lane else LaneCounters()
+    values |= {f"lane_{name}": value for name, value in asdict(counters).items()}
     for name, tier in (("host", host), ("gpu", gpu)):
         values |= {f"{name}_{key}": tier[key] for key in ("hits", "misses")}
         values |= {f"{name}_prefetch_{key}": count for key, count in tier["prefetch"].items()}
@@ -131,12 +151,15 @@ def _result(
     guesses = engine.prefetch.values(guessed_before) if engine.prefetch else {}
     daemons = {name: value for name, value in grown.items() if "prefetch" in name}
     layers = [layer for layer in engine.model.layers if isinstance(layer.ffn, MoeFfn)]
+    lane_s = grown["lane_compute_s"]
+    if tier == "gpu":  # what the CPU has computed the daemon was not asked for
+        grown["gpu_misses"] += grown["lane_computed"]
     return ArmResult(
         arm=arm,
         tokens=token_count,
         tps=token_count / grown["seconds"],
         wait_ms=1000 * grown["waited_s"] / token_count,
-        compute_ms=1000 * (grown["seconds"] - grown["waited_s"]) / token_count,
+        compute_ms=1000 * (grown["seconds"] - grown["waited_s"] - lane_s) / token_count,
         hit_rate=_share(grown[f"{tier}_hits"], grown[f"{tier}_misses"]),
         host_hit_rate=_share(grown["host_hits"], grown["host_misses"]),
         disk_mb=grown["read_bytes"] / token_count / 1e6,
@@ -144,6 +167,9 @@ def _result(
         pcie_mb=grown["uploaded_bytes"] / token_count / 1e6,
         moe_layers=len(layers),
         recall=guesses.get("recall"),
+        lane_mb=grown["lane_computed_bytes"] / token_count / 1e6,
+        lane_ms=1000 * lane_s / token_count,
+        lane=engine.lane.values() if engine.lane else {},
         prefetch={**guesses, **{name: value for name, value in daemons.items() if value}},
     )
 

@@ -1,4 +1,4 @@
-"""Whether reading ahead pays: tokens are timed with it and without it, in turn.
+"""Whether reading ahead pays, or the compute lane: tokens are timed with it and without, in turn.
 
 What else is there, arithmetic, messages, slots put out, a disk that others use, cannot be known
 from inside; the time of a token has it all.
@@ -13,31 +13,40 @@ BLOCK_COUNT = 10
 FIRST_TRIAL_TOKENS = 64
 LEAST_SETTLED_TOKENS = 256
 MOST_SETTLED_TOKENS = 4096
-# It is left on unless tokens take this much less time without it, and more than chance explains.
+# It is left as it was at first unless tokens take this much less time the other way, and more than
+# chance explains.
 CLEAR_SHARE = 0.03
 
 
 class Trial:
-    """`on` says whether the next token reads ahead. It does at first, and learns meanwhile."""
+    """`on` says whether the next token does it; at first, and where it makes no difference, as the
+    `default` is. block_tokens, block_count: of each trial, the first of which begins after
+    `first_tokens`."""
 
-    def __init__(self) -> None:
-        self.on = True
-        self._verdict = True
+    def __init__(
+        self,
+        default: bool = True,
+        first_tokens: int = FIRST_TRIAL_TOKENS,
+        block_tokens: int = BLOCK_TOKENS,
+        block_count: int = BLOCK_COUNT,
+    ) -> None:
+        self.on = self._verdict = self._default = default
+        self._block_tokens, self._block_count = block_tokens, block_count
         self._settled_tokens = LEAST_SETTLED_TOKENS
-        self._left_tokens = FIRST_TRIAL_TOKENS
+        self._left_tokens = first_tokens
         self._block = -1  # -1: settled
         self._times_s: dict[bool, list[float]] = {True: [], False: []}
 
     def token_done(self, token_s: float) -> None:
-        """A token has been decoded under `on`."""
-        if self._block >= 0 and self._left_tokens < BLOCK_TOKENS:
+        """A token has been decoded as `on` said."""
+        if self._block >= 0 and self._left_tokens < self._block_tokens:
             self._times_s[self.on].append(token_s)
         self._left_tokens -= 1
         if self._left_tokens > 0:
             return
         self._block += 1
-        if self._block < BLOCK_COUNT:
-            self._left_tokens = BLOCK_TOKENS
+        if self._block < self._block_count:
+            self._left_tokens = self._block_tokens
             self.on = self._block % 2 == 0
         else:
             self._settle()
@@ -46,7 +55,8 @@ class Trial:
         with_s, uncertain_with_s = _middle(self._times_s[True])
         without_s, uncertain_without_s = _middle(self._times_s[False])
         clear_s = max(CLEAR_SHARE * with_s, uncertain_with_s + uncertain_without_s)
-        verdict = with_s - without_s < clear_s
+        loss_s = with_s - without_s
+        verdict = loss_s < clear_s if self._default else loss_s < -clear_s
         longer = min(2 * self._settled_tokens, MOST_SETTLED_TOKENS)
         self._settled_tokens = longer if verdict == self._verdict else LEAST_SETTLED_TOKENS
         self.on = self._verdict = verdict

@@ -8,11 +8,13 @@ regions of a token may then cost a time slice: a decode step of 1.5 ms took 10 t
     state    generation of the job, whether it is open for joining, how many threads are in it
     busy     1 while a caller uses the team; another caller then works alone
     sleepers threads that wait for `wake`, after IDLE_POLLS looks at the state
+    rouses   how often sleepers have been woken to look at the state for as long again
 
 A thread joins by raising the count of an open job by compare-and-swap, and leaves by lowering it.
 The caller closes the job when no items are left, and returns when the count is zero. A thread that
 goes to sleep counts itself, then looks at the state once more; the caller publishes, then looks at
-that count: one of them sees the other.
+that count: one of them sees the other. To wake a dozen threads takes as long as a small job; who
+knows that one is coming may `rouse` them while it is prepared.
 """
 
 import ctypes
@@ -51,10 +53,12 @@ _Team = structure(
     "_Team",
     # Fields that are polled have a cache line to themselves.
     "state _1 _2 _3 _4 _5 _6 _7 sleepers _8 _9 _10 _11 _12 _13 _14"
-    " busy job worker stop yield_processor lock unlock wait wake mutex condition",
+    " busy job worker stop rouses yield_processor lock unlock wait wake mutex condition",
 )
 _TEAM = np.dtype(_Team)
-_SLEEPERS, _BUSY, _STOP = (getattr(_Team, name).offset for name in ("sleepers", "busy", "stop"))
+_SLEEPERS, _BUSY, _STOP, _ROUSES = (
+    getattr(_Team, name).offset for name in ("sleepers", "busy", "stop", "rouses")
+)
 _HEADER = np.dtype(job_structure("Header"))
 # More than a pthread_mutex_t or pthread_cond_t takes anywhere
 _PTHREAD_OBJECT_BYTES = 256
@@ -69,7 +73,12 @@ def _can_join(state, joined):
 def _sleep(team_at, team, joined):
     call_one(team.lock, team.mutex)
     atomic_add(team_at + _SLEEPERS, 1)
-    while not (_can_join(atomic_load(team_at), joined) or atomic_load(team_at + _STOP) != 0):
+    rouses = atomic_load(team_at + _ROUSES)
+    while not (
+        _can_join(atomic_load(team_at), joined)
+        or atomic_load(team_at + _STOP) != 0
+        or atomic_load(team_at + _ROUSES) != rouses
+    ):
         call_two(team.wait, team.condition, team.mutex)
     atomic_add(team_at + _SLEEPERS, -1)
     call_one(team.unlock, team.mutex)
@@ -127,6 +136,14 @@ def run(job_at, worker):
     atomic_swap(team_at + _BUSY, 0)
 
 
+@kernel("void(int64)")
+def _rouse(team_at):
+    team = carray(at(team_at), 1, _TEAM)[0]
+    if atomic_load(team_at + _SLEEPERS) > 0:
+        atomic_add(team_at + _ROUSES, 1)
+        _wake_all(team)
+
+
 class ThreadTeam:
     """`threads` with the caller's own; `at` is what a job's `team` field wants.
 
@@ -136,7 +153,7 @@ class ThreadTeam:
 
     def __init__(self, threads: int | None = None) -> None:
         """By default as many threads as there are processors for this process."""
-        wanted = _available_processors() if threads is None else threads
+        wanted = available_processors() if threads is None else threads
         assert wanted >= 1
         self.threads = min(wanted, MAX_THREADS)
         self.run: Callable[[Any, int], None] = _run_now
@@ -150,6 +167,11 @@ class ThreadTeam:
             start_thread(helper)
         # Helpers must not outlive the memory they poll.
         self.close = weakref.finalize(self, _end, self._shared, helpers)
+
+    def rouse(self) -> None:
+        """A job comes soon: its helpers need not be woken then."""
+        if self.at:
+            _rouse(self.at)
 
 
 class _Shared:
@@ -189,7 +211,8 @@ def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _available_processors() -> int:
+def available_processors() -> int:
+    """For this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -22,6 +22,7 @@ from infer.profiling.part_names import (
     EMBEDDING,
     EXPERTS,
     HEAD,
+    LANE,
     NORMS,
     ROUTER,
     SAMPLING,
@@ -75,6 +76,10 @@ class StepProfile:
         client = engine.client
         watched += [(client, name, SECTIONS) for name in ("begin", "ask", "addresses")]
         watched += [(engine.kernels, "experts", EXPERTS)]  # those that came late
+        if engine.lane is not None:
+            lane = engine.lane
+            watched += [(lane, "split", SECTIONS), (lane, "compute", LANE)]
+            watched.append((lane.host, "wait_some", WAITS))
         before_s = graphs.spent_s
         parts = self._run(_clock(), work, watched)
         inside = {part: s - before_s.get(part, 0.0) for part, s in graphs.spent_s.items()}

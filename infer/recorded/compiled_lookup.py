@@ -26,7 +26,7 @@ LOOKUP = np.dtype(
         ("row", np.int64),  # of the table, int32
         ("uses", np.int64),  # of the layer, uint32
         ("stretches", np.int64),  # where parts begin, int64 [slots, 3]
-        ("addresses", np.int64),  # int64 [3, top_k]; 0 where an expert is missing
+        ("addresses", np.int64),  # int64 [4, top_k]; 0 where an expert is missing, and in the last
     ]
 )
 
@@ -61,7 +61,7 @@ def answer_router(lookup_at):
     row = carray(at(lookup.row), 1 << 20, np.int32)
     uses = carray(at(lookup.uses), 1 << 20, np.uint32)
     stretches = carray(at(lookup.stretches), 1 << 30, np.int64)
-    addresses = carray(at(lookup.addresses), 3 * top_k, np.int64)
+    addresses = carray(at(lookup.addresses), 4 * top_k, np.int64)
     missing = 0
     for rank in range(top_k):
         expert = ids[rank]
@@ -71,6 +71,7 @@ def answer_router(lookup_at):
         for part in range(3):
             address = np.int64(0) if slot < 0 else stretches[3 * slot + part]
             addresses[part * top_k + rank] = address
+        addresses[3 * top_k + rank] = 0  # no row of it is computed yet
     counters = carray(at(lookup.counters), 2, np.uint64)
     counters[0] += np.uint64(top_k - missing)
     counters[1] += np.uint64(missing)

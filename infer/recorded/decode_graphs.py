@@ -4,13 +4,15 @@
     host                                   | look up ids, write addresses |
 
 The host waits for nothing but the router's ids. They reach it, and the addresses of the experts
-reach the GPU, through pinned memory. When the ids of the next router are there, the GPU is done
-with the slots read before: it works in order. So that is where a section of the slots ends.
+reach the GPU, through pinned memory; so does what a compute lane works on, and comes to. When
+the ids of the next router are there, the GPU is done with the slots read before: it works in order.
+So that is where a section of the slots ends.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +21,17 @@ import torch
 from infer.blocks.attention import StepPlace
 from infer.blocks.moe import MoeFfn
 from infer.caches.cache import Cache
-from infer.daemon.client import MAX_REVOCATIONS, SlotClient
+from infer.daemon.client import SlotClient
+from infer.daemon.sections import MAX_REVOCATIONS
 from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.cuda.rows import Mailbox, Sum
+from infer.lane.compute_lane import ComputeLane
 from infer.model import Layer, Model
 from infer.profiling import part_names
 from infer.recorded.decode_memory import Mailboxes, StepBuffers
+from infer.recorded.missing_experts import ROW, MissingExperts
 from infer.recorded.router_answers import RouterAnswers
+from infer.recorded.stretches import stretches
 from shared.errors import ClientRevoked, GpuError
 
 IDS_DEADLINE_S = 60.0
@@ -61,9 +67,15 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: Model, kernels: CudaKernels, client: SlotClient, kv: Cache, exact: bool
+        self,
+        model: Model,
+        kernels: CudaKernels,
+        client: SlotClient,
+        kv: Cache,
+        exact: bool,
+        lane: ComputeLane | None = None,
     ) -> None:
-        self._model, self._kernels, self._client = model, kernels, client
+        self._model, self._kernels, self._client, self._lane = model, kernels, client, lane
         self._kv, self._exact = kv, exact
         self._moes = [layer.ffn for layer in model.layers if isinstance(layer.ffn, MoeFfn)]
         top_k = client.experts.top_k
@@ -77,8 +89,8 @@ class DecodeGraphs:
         self._pinned = Mailboxes(len(self._moes), top_k, model.shape.vocab_size)
         layers = [moe.layer for moe in self._moes]
         self._answers = RouterAnswers(client, self._pinned, layers)
+        self._missing = MissingExperts(client, self._pinned, lane)
         self._ids = self._pinned.mail.numpy()[:, 1:].view(np.int32)[:, :top_k]
-        self._addresses, self._hits = self._pinned.addresses.numpy(), self._pinned.hits.numpy()
         self._control = self._pinned.control.numpy()
         self._stages: list[_Stage] = []
         self._reads_span = any(layer.attention.reads_span for layer in model.layers)
@@ -99,8 +111,11 @@ class DecodeGraphs:
         """
         position = self._kv.length
         for _ in range(MAX_REVOCATIONS):
+            started_s = time.perf_counter()
             try:
                 self._run(token, position)
+                if self._lane is not None:
+                    self._lane.token_done(time.perf_counter() - started_s)
                 self._kv.length = position + 1
                 self.times.token_count += 1
                 return self._pinned.logits.numpy().copy()
@@ -146,7 +161,10 @@ class DecodeGraphs:
             missed |= missing_count > 0
             if missing_count:
                 started_s = clock()
-                self._fetch(index, stage)
+                assert stage.moe is not None
+                assert stage.hits is not None
+                look = partial(self._look, index, stage)
+                self._missing.bring(index, stage.moe, stage.hits.replay, look)
                 times.misses_s += clock() - started_s
             elif looks:
                 self._look(index, stage)
@@ -173,22 +191,6 @@ class DecodeGraphs:
             idle = self._stream().query()  # raises if the GPU has failed
         return missing_count
 
-    def _fetch(self, index: int, stage: _Stage) -> None:
-        """Until the missing experts have come; the others are computed meanwhile."""
-        assert stage.moe is not None
-        assert stage.hits is not None
-        client, target, hits = self._client, self._addresses[index], self._hits[index]
-        section = client.ask(stage.moe.layer, self._ids[index].copy())
-        hits[:] = 0
-        if len(section.present):
-            hits[:, section.present] = client.addresses(section, section.present).T
-            stage.hits.replay()
-        self._look(index, stage)
-        target[:] = 0
-        while len(section.missing):
-            arrived = client.wait_some(section)
-            target[:, arrived] = client.addresses(section, arrived).T
-
     def _look(self, index: int, stage: _Stage) -> None:
         if self._model.foresight is not None:
             buffers, ids = self._buffers, self._ids[index, np.newaxis]
@@ -205,7 +207,7 @@ class DecodeGraphs:
         moes = iter(enumerate(self._moes))
         before: int | None = None
         stages: list[_Stage] = []
-        for layers in _stretches(self._model.layers):
+        for layers in stretches(self._model.layers):
             ends = isinstance(layers[-1][1].ffn, MoeFfn) if layers else False
             index, moe = next(moes) if ends else (None, None)
             number = layers[-1][0] if ends else -1
@@ -262,6 +264,8 @@ class DecodeGraphs:
         """The router's ids to the host, then what does not wait for the answer."""
         kernels, buffers, moe = self._kernels, self._buffers, self._moes[index]
         kernels.linear(buffers.normed, moe.router, True, [buffers.scores])
+        if self._lane is not None:
+            kernels.give(buffers.normed, self._lane.x)
         mailbox = Mailbox(self._pinned.mail[index], buffers.step)
         chosen = (buffers.ids, buffers.weights)
         routing = moe.routing
@@ -277,22 +281,13 @@ class DecodeGraphs:
     def _experts(self, index: int, hits: bool) -> None:
         buffers, pinned = self._buffers, self._pinned
         self._kernels.take((pinned.hits if hits else pinned.addresses)[index], buffers.addresses)
+        if self._lane is not None and not hits:
+            self._kernels.take_rows(buffers.addresses[ROW], buffers.rows)
         self._kernels.experts_at(
             buffers.normed,
             self._moes[index].format,
-            buffers.addresses,
+            buffers.addresses[:ROW],
             buffers.rows,
             self._exact,
             quantised=True,
         )
-
-
-def _stretches(layers: Sequence[Layer]) -> Iterator[list[tuple[int, Layer]]]:
-    """Layers by number, cut behind each router; the last stretch may be empty."""
-    stretch: list[tuple[int, Layer]] = []
-    for number, layer in enumerate(layers):
-        stretch.append((number, layer))
-        if isinstance(layer.ffn, MoeFfn):
-            yield stretch
-            stretch = []
-    yield stretch

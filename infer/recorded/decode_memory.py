@@ -17,7 +17,7 @@ class StepBuffers:
     scores: Tensor  # of the router, [1, experts]
     ids: Tensor
     weights: Tensor
-    addresses: Tensor  # int64 [3, top_k], for the graph that is to run
+    addresses: Tensor  # int64 [4, top_k], for the graph that is to run, as Mailboxes has them
     logits: Tensor  # [1, vocab]
     control: Tensor  # int64 [3]: token, position, step
     token: Tensor = field(init=False)
@@ -42,7 +42,7 @@ class StepBuffers:
             floats(1, experts),
             torch.zeros((1, top_k), dtype=torch.int32, device=device),
             floats(1, top_k),
-            torch.zeros((3, top_k), dtype=torch.int64, device=device),
+            torch.zeros((4, top_k), dtype=torch.int64, device=device),
             floats(1, vocab_size),
             torch.zeros(3, dtype=torch.int64, device=device),
         )
@@ -57,7 +57,8 @@ class Mailboxes:
 
         self.control = numbers(3, dtype=torch.int64)
         self.mail = numbers(moe_count, 1 + -(-top_k // 2), dtype=torch.int64)
-        # The addresses of all experts or of the misses, and those of the hits if something misses.
-        self.addresses = numbers(moe_count, 3, top_k, dtype=torch.int64)
-        self.hits = numbers(moe_count, 3, top_k, dtype=torch.int64)
+        # The addresses of all experts or of the misses, and those of the hits if something misses:
+        # gate, up and down, or, in their place, of a row of results that the CPU has computed.
+        self.addresses = numbers(moe_count, 4, top_k, dtype=torch.int64)
+        self.hits = numbers(moe_count, 4, top_k, dtype=torch.int64)
         self.logits = numbers(vocab_size, dtype=torch.float32)

@@ -18,7 +18,8 @@ from torch import Tensor
 from infer.blocks.attention import GqaAttention
 from infer.blocks.moe import MoeFfn
 from infer.caches.kv_cache import KvCache
-from infer.daemon.client import MAX_REVOCATIONS, Section, SlotClient
+from infer.daemon.client import SlotClient
+from infer.daemon.sections import MAX_REVOCATIONS, Section
 from infer.kernels.ggml_cpu import GgmlKernels
 from infer.kernels.interface import ExpertBatch
 from infer.kernels.program import Program, Recorder

@@ -47,7 +47,7 @@ class RouterAnswers:
         if self._tracing:
             ids = self._mailboxes.mail[index].numpy().view(np.int32)[2:]
             top_k = self._client.experts.top_k
-            self._client.mapping.area.record(self._layers[index], ids[:top_k], top_k)
+            self._client.record(self._layers[index], ids[:top_k], 1)
         return int(found)
 
     def _note_mapping(self, mapping: Mapping) -> None:

@@ -37,6 +37,15 @@ def test_the_least_bound_counts():
     assert _arm(useful_mb=0.0).judged(1.0, None).bound_by == "compute"
 
 
+def test_with_a_lane_bus_and_cpu_share_what_the_gpu_lacks():
+    """300 MB a token: 100 over a bus of 1,000 MB/s, 200 by a CPU that took 100 ms for them."""
+    arm = _arm(pcie_mb=100.0, lane_mb=200.0, lane_ms=100.0, compute_ms=50.0, useful_mb=0.0)
+    judged = arm.judged(8000.0, 1000.0)
+    assert judged.bound_by == "pcie+cpu"
+    assert judged.bound_tps == pytest.approx((1000 + 2000) / 300)
+    assert judged.pcie_busy == pytest.approx(100 * 5 / 1000)
+
+
 class Sink:
     def __init__(self):
         self.here, self.hints = set(), []

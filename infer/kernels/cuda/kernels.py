@@ -25,10 +25,11 @@ class CudaKernels:
 
     Addresses of matrices are multiples of 4, those of MXFP4 are free. The default arithmetic
     quantises activations to 8 bit in blocks of 32, except beside F32, F16 and BF16 weights; `exact`
-    computes in float32. In both, a row has the same bits whatever else is in a call, with two
-    exceptions of the default arithmetic for many tokens, which use bfloat16 on tensor cores and
-    torch's order: `linear` from DENSE_TOKENS tokens on and experts from DENSE_PAIRS pairs an expert
-    on; and `attention` from FLASH_TOKENS tokens on over a cache of 16-bit numbers.
+    computes in float32. In both, a row has the same bits whatever else is in a call, but sums in
+    another order for many tokens: `linear` with float weights alone from DENSE_FLOAT_TOKENS on. So
+    has the default arithmetic, for `experts` from GROUPED_PAIRS pairs an expert on; with bfloat16
+    on tensor cores and torch's order for `linear` and `swiglu` from DENSE_TOKENS tokens on, experts
+    from DENSE_PAIRS pairs on and `attention` from FLASH_TOKENS tokens on over a cache of 16 bits.
 
     Work is queued on torch's current stream and never waited for. All scratch memory is reserved
     here; a call allocates its result at most. Calls with fewer tokens than the numbers above can be
@@ -215,6 +216,20 @@ class CudaKernels:
     def take(self, pinned: Tensor, out: Tensor) -> None:
         """Copy int64 numbers from the host's pinned memory when the work runs, a launch each."""
         self._rows.take(pinned, out)
+
+    def give(self, x: Tensor, pinned: Tensor) -> None:
+        """Copy float32 numbers, an even count, to the host's pinned memory when the work runs.
+
+        They are there when the host sees what a later `route_sigmoid` writes to a mailbox.
+        """
+        self._rows.give(x, pinned)
+
+    def take_rows(self, sources: Tensor, out: Tensor) -> None:
+        """Rows of `out` [..., columns] from the host's pinned memory, when the work runs.
+
+        sources int64, one a row of `out`, in device memory: where the row lies, 0 to leave it.
+        """
+        self._rows.take_rows(sources, out)
 
     def weighted_sum(self, rows: Tensor, weights: Tensor, shared: Tensor | None) -> Tensor:
         return self._rows.weighted_sum(rows, weights, shared)

@@ -59,6 +59,8 @@ class Rows:
         )
         self._device = device
         self._take = function("step.cu", "take", (_POINTER, _POINTER, _INT))
+        self._give = function("step.cu", "give", (_POINTER, _POINTER, _INT))
+        self._take_rows = function("step.cu", "take_rows", (_POINTER, _POINTER, _INT))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None) -> Tensor:
         if out is None:
@@ -153,6 +155,20 @@ class Rows:
         assert pinned.dtype is out.dtype is torch.int64
         assert pinned.numel() == out.numel()
         self._take((1, 1, 1), 32, pinned.data_ptr(), out.data_ptr(), out.numel())
+
+    def give(self, x: Tensor, pinned: Tensor) -> None:
+        assert x.dtype is pinned.dtype is torch.float32
+        assert x.numel() == pinned.numel()
+        pairs, rest = divmod(x.numel(), 2)
+        assert rest == 0
+        self._give((-(-pairs // 256), 1, 1), 256, at(x), pinned.data_ptr(), pairs)
+
+    def take_rows(self, sources: Tensor, out: Tensor) -> None:
+        rows, columns = sources.numel(), out.shape[-1]
+        assert sources.dtype is torch.int64
+        assert rows * columns == out.numel()
+        grid = (-(-columns // 256), rows, 1)
+        self._take_rows(grid, 256, sources.data_ptr(), at(out), columns)
 
     def weighted_sum(self, rows: Tensor, weights: Tensor, shared: Tensor | None) -> Tensor:
         n, top_k, columns = rows.shape

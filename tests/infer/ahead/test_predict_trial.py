@@ -29,6 +29,14 @@ def test_it_is_on_until_something_is_known():
     assert all(_decode(Trial(), 1.0, 0.1, FIRST_TRIAL_TOKENS))
 
 
+def test_what_is_off_by_default_is_switched_on_where_it_clearly_pays():
+    for with_s, expected in ((0.9, True), (1.0, False), (0.99, False), (1.2, False)):
+        trial = Trial(False, first_tokens=8, block_tokens=16, block_count=6)
+        assert not any(_decode(trial, with_s, 1.0, 8))
+        assert sum(_decode(trial, with_s, 1.0, 6 * 16)) == 3 * 16
+        assert _decode(trial, with_s, 1.0, LEAST_SETTLED_TOKENS) == [expected] * 256
+
+
 def test_both_ways_get_as_many_tokens():
     trial = Trial()
     _decode(trial, 1.0, 1.0, FIRST_TRIAL_TOKENS)

@@ -61,3 +61,31 @@ def test_a_captured_step_follows_what_it_reads(upload):
     direct = step()
     for result, expected in zip(replayed, (out, *direct), strict=True):
         assert torch.equal(result, expected)
+
+
+def test_rows_go_to_the_host_and_come_from_there():
+    kernels = CudaKernels(BOUNDS)
+    x, pinned = torch.randn(1, D_MODEL, device="cuda"), torch.zeros(1, D_MODEL).pin_memory()
+    rows = torch.randn(1, TOP_K, D_MODEL + 2, device="cuda")
+    results = torch.randn(TOP_K, D_MODEL + 2).pin_memory()
+    sources = torch.zeros(TOP_K, dtype=torch.int64, device="cuda")
+    kernels.give(x, pinned)
+    kernels.take_rows(sources, rows)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels.give(x, pinned)
+        kernels.take_rows(sources, rows)
+    for computed in ((), (1,), (0, 2)):
+        x.normal_()
+        before = rows.cpu().clone()
+        results.normal_()
+        sources.zero_()
+        for rank in computed:
+            sources[rank] = results[rank].data_ptr()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(pinned, x.cpu())
+        for rank in range(TOP_K):
+            expected = results[rank] if rank in computed else before[0, rank]
+            assert torch.equal(rows[0, rank].cpu(), expected)

@@ -35,7 +35,7 @@ def engine(gguf_factory, local_model, tmp_path):
     """As much of an Engine as a profile looks at; each section takes a while by itself."""
 
     class Slow(local_model):
-        graphs = None
+        graphs = lane = None
 
         @property
         def client(self):

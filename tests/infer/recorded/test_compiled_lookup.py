@@ -26,7 +26,7 @@ class World:
         self.area.initialise()
         self.stretches = 4096 * np.arange(1, 31, dtype=np.int64).reshape(10, 3)
         self.mail = torch.zeros((1, 1 + TOP_K // 2), dtype=torch.int64)
-        self.addresses = torch.zeros((1, 3, TOP_K), dtype=torch.int64)
+        self.addresses = torch.full((1, 4, TOP_K), 5, dtype=torch.int64)
         mapping = SimpleNamespace(
             table=self.table,
             area=self.area,
@@ -57,9 +57,9 @@ def test_hits_and_misses(world):
     world.answers.begin_step(1)
     world.route(1, [6, 3, 0, 2])
     assert world.answers.answer(0) == 1
-    expected = np.zeros((3, TOP_K), np.int64)
+    expected = np.zeros((4, TOP_K), np.int64)
     for rank, slot in ((0, 4), (2, 3), (3, 9)):
-        expected[:, rank] = world.stretches[slot]
+        expected[:3, rank] = world.stretches[slot]
     assert np.array_equal(world.addresses[0].numpy(), expected)
     assert world.area.uses[LAYER].tolist() == [1, 0, 1, 1, 0, 0, 1, 0]
     assert world.area.uses.sum() == TOP_K
