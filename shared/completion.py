@@ -60,7 +60,7 @@ def _options(action: argparse.Action) -> Iterator[Word]:
                 action.help or "",
                 tuple(str(choice) for choice in action.choices or ()),
                 takes_file="FILE" in metavar or text == "--model",
-                takes_value=action.nargs != 0,
+                takes_value=action.nargs not in (0, "?"),
             )
 
 

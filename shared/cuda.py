@@ -18,8 +18,9 @@ from shared.errors import GpuError
 
 log = logging.getLogger(__name__)
 
+_NAME_LENGTH = 96
 _READ_ONLY = 0x08  # cuda.h: CU_MEMHOSTREGISTER_READ_ONLY
-WITHOUT_GPU = "--gpu-cache 0 does without the GPU"
+WITHOUT_GPU = "--device cpu does without the GPU"
 NO_DRIVER_REMEDY = "leave --gpu-cache, --vram and --device cuda:N out, or say --device cpu"
 _REMEDIES = {
     "CUDA_ERROR_OUT_OF_MEMORY": "give a smaller --gpu-cache, or end other programs on the GPU",
@@ -74,6 +75,11 @@ def check(driver: Any, name: str, status: Any) -> None:
 def device_uuid(driver: Any, device: Any) -> str:
     """The same for every process, whatever it calls the device."""
     return bytes(call(driver, "cuDeviceGetUuid", device).bytes).hex()
+
+
+def device_name(driver: Any, device: Any) -> str:
+    name: bytes = call(driver, "cuDeviceGetName", _NAME_LENGTH, device)
+    return name.split(b"\0")[0].decode(errors="replace").strip()
 
 
 class MappedMemory:

@@ -68,6 +68,18 @@ class GpuError(StreamError):
     code = "gpu"
 
 
+class NoGpuTier(GpuError):
+    """The daemon keeps nothing in GPU memory."""
+
+    code = "no-gpu-tier"
+
+
+class GpuNotShared(NoGpuTier):
+    """It would, but this machine's GPU memory cannot be shared between processes."""
+
+    code = "gpu-not-shared"
+
+
 class DaemonError(StreamError):
     """The daemon cannot be reached, or says no."""
 

@@ -2,6 +2,9 @@
 
 Each field is made by `option()`. Layers of values (file, command line) are laid over the defaults
 by `build()`, which refuses unknown keys and values that do not parse.
+
+A switch is `--name` or `--no-name`. With parse=parse_switch it is `--name on` and `--name off` too,
+which only commands can have whose arguments all have names.
 """
 
 import argparse
@@ -10,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from shared.errors import ConfigError
+from shared.sizes import parse_size
 
 _Config = TypeVar("_Config")
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SWITCH = {"on": True, "off": False}
 
 
 def option(
@@ -61,6 +65,9 @@ def add_options(
                 help=help_text,
             )
             continue
+        if field.metadata["parse"] is parse_switch:
+            _add_switch(parser, name, field)
+            continue
         alone = field.metadata["alone"]
         parser.add_argument(
             name,
@@ -70,6 +77,30 @@ def add_options(
             metavar=field.metadata["metavar"] or field.name.upper(),
             help=help_text,
         )
+
+
+def _add_switch(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    name: str,
+    field: "dataclasses.Field[Any]",
+) -> None:
+    """`--name`, `--no-name` and, spelled out, `--name on|off`."""
+    parser.add_argument(
+        name,
+        nargs="?",
+        const="on",
+        default=argparse.SUPPRESS,
+        metavar="on|off",
+        help=field.metadata["help"],
+    )
+    parser.add_argument(
+        name.replace("--", "--no-", 1),
+        dest=field.name,
+        action="store_const",
+        const="off",
+        default=argparse.SUPPRESS,
+        help=f"the same as {name} off",
+    )
 
 
 def given(arguments: argparse.Namespace, config_class: type) -> dict[str, Any]:
@@ -95,10 +126,12 @@ def build(config_class: type[_Config], layers: Iterable[tuple[str, Mapping[str, 
 def _parse(source: str, name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
     parse, choices = metadata["parse"], metadata["choices"]
     shown = "--" + name.replace("_", "-")
-    if parse is bool:
+    if parse in (bool, parse_switch):
         if isinstance(value, bool):
             return value
-        raise ConfigError(f"{source}: {shown} is {value!r}", "give true or false")
+        if isinstance(value, str) and value in _SWITCH:
+            return _SWITCH[value]
+        raise ConfigError(f"{source}: {shown} cannot be {value!r}", "give on or off")
     try:
         parsed = parse(str(value))
     except ValueError as error:
@@ -110,22 +143,16 @@ def _parse(source: str, name: str, value: Any, metadata: Mapping[str, Any]) -> A
     return parsed
 
 
-def parse_size(text: str) -> int:
-    """Bytes from '24G', '512M', '4096': powers of 1024."""
-    factor = _UNITS.get(text[-1:].upper(), 1)
-    digits = text if factor == 1 else text[:-1]
-    try:
-        size = float(digits) * factor
-    except ValueError:
-        size = -1.0
-    if not 0 <= size < 2**62:
-        raise ValueError("give a size such as 24G, 512M or a number of bytes")
-    return int(size)
-
-
 def parse_auto_size(text: str) -> int | None:
     """A size, or None for 'auto'."""
     return None if text == "auto" else parse_size(text)
+
+
+def parse_switch(text: str) -> bool:
+    """For switches that the command line takes spelled out too; TOML takes that of every switch."""
+    if text not in _SWITCH:
+        raise ValueError("give on or off")
+    return _SWITCH[text]
 
 
 def parse_count(text: str) -> int:

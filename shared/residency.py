@@ -13,7 +13,9 @@
         64    hits u64 | misses u64 | fetches u64       lookups, and messages sent
         128   tokens u64
         192   cells u64 | records u64        written to the ring so far
+        256   own hits u64 | own misses u64  lookups in slots that the client keeps for itself
         4096  uses u32 [n_layers, n_experts]            how often the router chose each expert
+    ...   scanned u32 [n_layers, n_experts]         those of long prompts, see shared/scan.py
         ...   ring u16 [RING_CELLS]          the cell numbered n is at n % RING_CELLS
 
     a record in the ring, written only while the daemon traces
@@ -31,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import ProtocolMismatch
+from shared.scan import USE_PARTS
 
 MAGIC = 0x5354524D_44303031  # "STRMD001"
 NONE_EPOCH = 2**64 - 1
@@ -38,6 +41,7 @@ NOT_RESIDENT = -1
 MAX_CLIENTS = 64
 RING_CELLS = 1 << 17
 MAX_CELL = 0xFFFF
+_RECORD_HEAD_CELLS = 3
 _PAGE_BYTES = 4096
 
 
@@ -56,7 +60,7 @@ class TableShape:
 
     @property
     def ring_offset(self) -> int:
-        return _PAGE_BYTES + 4 * self.cell_count
+        return _PAGE_BYTES + 2 * 4 * self.cell_count
 
     @property
     def area_bytes(self) -> int:
@@ -129,9 +133,14 @@ class ClientArea:
         self._counters = np.frombuffer(region, np.uint64, 3, offset=64)
         self._tokens = np.frombuffer(region, np.uint64, 1, offset=128)
         self._recorded = np.frombuffer(region, np.uint64, 2, offset=192)
+        self._own = np.frombuffer(region, np.uint64, 2, offset=256)
         self._ring = np.frombuffer(region, np.uint16, RING_CELLS, offset=shape.ring_offset)
-        uses = np.frombuffer(region, np.uint32, shape.cell_count, offset=_PAGE_BYTES)
-        self.uses = uses.reshape(shape.n_layers, shape.n_experts)
+        # A record's cells are written before it counts: those of the next one, at the longest, may
+        # be half written where the oldest ones were.
+        self._sound_cells = RING_CELLS - (_RECORD_HEAD_CELLS + shape.n_experts)
+        counted = np.frombuffer(region, np.uint32, 2 * shape.cell_count, offset=_PAGE_BYTES)
+        self.counted = counted.reshape(2, shape.n_layers, shape.n_experts)
+        self.uses, self.scanned = self.counted
 
     def initialise(self) -> None:
         self._words[0] = NONE_EPOCH
@@ -167,6 +176,15 @@ class ClientArea:
     def leave(self) -> None:
         self._words[0] = NONE_EPOCH
 
+    def count_uses(
+        self, layer: int, experts: npt.NDArray[np.integer[Any]], use_counts: Any, parts: int
+    ) -> None:
+        """The router chose `experts` (distinct) so often; each time counts so many USE_PARTS."""
+        if parts == USE_PARTS:
+            self.uses[layer, experts] += np.uint32(use_counts)
+        else:
+            self.scanned[layer, experts] += np.uint32(use_counts) * np.uint32(parts)
+
     def count_lookups(self, hit_count: int, miss_count: int) -> None:
         self._counters[0] += np.uint64(hit_count)
         self._counters[1] += np.uint64(miss_count)
@@ -193,13 +211,22 @@ class ClientArea:
     def tokens(self) -> int:
         return int(self._tokens[0])
 
+    def note_own_lookups(self, hit_count: int, miss_count: int) -> None:
+        """What there have been so far in slots of the client's own; for statistics."""
+        self._own[:] = hit_count, miss_count
+
+    @property
+    def own_lookups(self) -> tuple[int, int]:
+        hits, misses = self._own.tolist()
+        return hits, misses
+
     # What routers choose, while the daemon traces
 
     def record(self, layer: int, experts: npt.NDArray[np.integer[Any]], use_count: int) -> None:
         """A section is about these experts (distinct), `use_count` choices of them all together."""
-        record = np.empty(3 + len(experts), np.uint16)
-        record[:3] = layer, min(use_count, MAX_CELL), len(experts)
-        record[3:] = experts
+        record = np.empty(_RECORD_HEAD_CELLS + len(experts), np.uint16)
+        record[:_RECORD_HEAD_CELLS] = layer, min(use_count, MAX_CELL), len(experts)
+        record[_RECORD_HEAD_CELLS:] = experts
         written = int(self._recorded[0])
         at = written % RING_CELLS
         before_end = record[: RING_CELLS - at]
@@ -214,8 +241,8 @@ class ClientArea:
         return cells, records
 
     def recorded_cells(self, begin: int, end: int) -> npt.NDArray[np.uint16] | None:
-        """A copy of the cells numbered so; None where some have been overwritten."""
-        if end - begin > RING_CELLS or begin > end:
+        """A copy of the cells numbered so; None where some may have been overwritten meanwhile."""
+        if end - begin > self._sound_cells or begin > end:
             return None
         cells = self._ring[np.arange(begin, end) % RING_CELLS]
-        return cells if self.recorded[0] - begin <= RING_CELLS else None
+        return cells if self.recorded[0] - begin <= self._sound_cells else None

@@ -4,7 +4,7 @@ Both sides derive the same layout from the GGUF index and the read alignment: on
 as in shared/arena.py, in file order. On a GPU the payload begins with its stretch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from shared.arena import GPU_ALIGN_BYTES, round_up, stretch_bytes
@@ -23,8 +23,20 @@ class ResidentTensor:
 
 @dataclass(frozen=True)
 class ResidentLayout:
+    """Where tensors lie in a region of `total_bytes`."""
+
     tensors: tuple[ResidentTensor, ...]
     total_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Of its stretches: less than `total_bytes` where some tensors have been left out."""
+        return sum(placed.capacity_bytes for placed in self.tensors)
+
+    def only(self, names: Collection[str]) -> "ResidentLayout":
+        """The same region with some of the tensors, each where it was."""
+        kept = tuple(placed for placed in self.tensors if placed.tensor.name in names)
+        return ResidentLayout(kept, self.total_bytes)
 
 
 def resident_layout(tensors: Iterable[TensorInfo], align: int) -> ResidentLayout:

@@ -6,7 +6,9 @@
 
 The directory is $STREAMD_RUNTIME_DIR, else /run/streamd if it is ours (a service of the machine
 made it that runs as this user), else $XDG_RUNTIME_DIR/streamd, else /run/streamd where we may make
-it, else streamd-<uid> in the temporary directory. It is ours alone (0700).
+it, else streamd-<uid> in the temporary directory. It is ours alone (0700), or, with `streamd
+--group`, open to a group (0750); see shared/socket_group.py. Whoever looks for a daemon looks in
+its own directory, then in /run/streamd if that is open to one of its groups.
 """
 
 import fcntl
@@ -22,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
+from shared.socket_group import is_open_to_us, open_to_group, share
 
 # struct sockaddr_un has 108 bytes for the path, the last one is the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -44,12 +47,30 @@ def runtime_dir() -> Path:
             f"cannot make the socket directory {directory}: {error.strerror}",
             "set XDG_RUNTIME_DIR or STREAMD_RUNTIME_DIR to a directory of yours",
         ) from error
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+    if status.st_uid != os.getuid():
+        raise ConfigError(
+            f"the socket directory {directory} belongs to another user",
+            "set STREAMD_RUNTIME_DIR to one of yours, or join the group that --group names there",
+        )
+    if stat.S_IMODE(status.st_mode) & 0o022:
         raise ConfigError(
             f"the socket directory {directory} can be written by others",
-            f"chown it to yourself and chmod 700 {directory}",
+            f"chmod 700 {directory}",
         )
     return directory
+
+
+def lookup_dirs() -> list[Path]:
+    """Where daemons may be that this user may talk to, its own directory first.
+
+    Another user's daemon is looked for only where this user or root has said: in
+    $STREAMD_RUNTIME_DIR, and in /run/streamd.
+    """
+    explicit = os.environ.get("STREAMD_RUNTIME_DIR")
+    if explicit and is_open_to_us(Path(explicit)):
+        return [Path(explicit)]
+    own = runtime_dir()
+    return [own, SYSTEM_DIR] if not explicit and is_open_to_us(SYSTEM_DIR) else [own]
 
 
 def _candidate() -> Path:
@@ -91,18 +112,35 @@ class DaemonRecord:
 
 @dataclass(frozen=True)
 class Endpoints:
+    """gid: the group that may talk to the daemon too, None for its own user alone."""
+
     directory: Path
     name: str
+    gid: int | None = None
 
     @classmethod
-    def of(cls, name: str) -> "Endpoints":
-        """ConfigError for a name or a directory that sockets cannot have."""
+    def of(cls, name: str, gid: int | None = None) -> "Endpoints":
+        """Of a daemon of this user. ConfigError for a name or a directory that sockets cannot
+        have, and for a group that this user cannot let in."""
+        directory = runtime_dir()
+        if gid is not None:
+            open_to_group(directory, gid, is_in_use=bool(_records_in(directory)))
+        return cls._checked(directory, name, gid)
+
+    @classmethod
+    def find(cls, name: str) -> "Endpoints":
+        """Of a daemon that somebody wants to talk to: this user's own, else one of a group's."""
+        places = [cls._checked(directory, name) for directory in lookup_dirs()]
+        return next((place for place in places if place.lock_path.exists()), places[0])
+
+    @classmethod
+    def _checked(cls, directory: Path, name: str, gid: int | None = None) -> "Endpoints":
         if not is_daemon_name(name):
             raise ConfigError(
                 f"{name!r} cannot be a daemon's name",
                 "use up to 64 letters, digits, dots, dashes and underscores",
             )
-        endpoints = cls(runtime_dir(), name)
+        endpoints = cls(directory, name, gid)
         longest = max((endpoints.zmq_path, endpoints.unix_path), key=lambda p: len(os.fsencode(p)))
         length = len(os.fsencode(longest))
         if length > MAX_SOCKET_PATH_BYTES:
@@ -111,6 +149,10 @@ class Endpoints:
                 "give a shorter --name, or set STREAMD_RUNTIME_DIR to a shorter directory",
             )
         return endpoints
+
+    def admit(self, socket_path: Path) -> None:
+        """Let those connect that may be clients, whatever the umask was."""
+        share(socket_path, 0o660, self.gid)
 
     @property
     def lock_path(self) -> Path:
@@ -140,6 +182,7 @@ def claim(endpoints: Endpoints, record: DaemonRecord) -> Iterator[None]:
     try:
         for leftover in (endpoints.zmq_path, endpoints.unix_path):
             leftover.unlink(missing_ok=True)
+        share(fd, 0o640, endpoints.gid)  # of whatever mode a leftover was
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(asdict(record)).encode(), 0)
         yield
@@ -182,8 +225,19 @@ def _no_lock(endpoints: Endpoints, error: OSError) -> ConfigError:
 
 
 def running_daemons() -> list[DaemonRecord]:
-    """Every daemon of this user that holds its lock, by name."""
-    records = (_read_record(path) for path in sorted(runtime_dir().glob("*.lock")))
+    """Every daemon that this user may talk to and that holds its lock, by name.
+
+    Of two of one name the user's own counts.
+    """
+    found: dict[str, DaemonRecord] = {}
+    for directory in lookup_dirs():
+        for record in _records_in(directory):
+            found.setdefault(record.name, record)
+    return [found[name] for name in sorted(found)]
+
+
+def _records_in(directory: Path) -> list[DaemonRecord]:
+    records = (_read_record(path) for path in sorted(directory.glob("*.lock")))
     return [record for record in records if record is not None]
 
 

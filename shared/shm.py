@@ -46,6 +46,11 @@ def seal_readonly(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 
 
+def is_sealed(fd: int) -> bool:
+    """Whether it is sealed against writing; then the kernel gives none of its pages back either."""
+    return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & F_SEAL_FUTURE_WRITE)
+
+
 def open_readonly(fd: int) -> int:
     """A descriptor for reading of the same memory, which nobody can open for writing from now on,
     unless the mode does not bind them: the owner may change it, and root does without."""

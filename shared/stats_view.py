@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from shared.sizes import size_text
+
 
 def render_stats(values: dict[str, Any]) -> str:
     """A screenful: cumulative, and since somebody last asked."""
@@ -11,25 +13,31 @@ def render_stats(values: dict[str, Any]) -> str:
         *_fault_lines(values["fault"]),
         f"{values['name']}  pid {values['pid']}  up {duration(values['uptime_s'])}",
         f"model     {values['model']}",
-        f"host      {host['slots_used']} of {host['slots']} slots, {size(host['bytes'])},"
-        f" resident tensors {size(values['resident_bytes'])}",
+        f"host      {host['slots_used']} of {host['slots']} slots, {size_text(host['bytes'])},"
+        f" resident tensors {size_text(values['resident_bytes'])}",
         f"lookups   {_rate(host['hits'], host['misses'])}, {host['evictions']} evictions",
         f"  last {duration(since['seconds']):<6} {_rate(since['hits'], since['misses'])},"
         f" {since['evictions']} evictions",
         *_gpu_lines(values["tiers"]["gpu"]),
         *_ahead_lines(values["tiers"]),
-        f"disk      {io['engine']}: {size(io['bytes_read'])} in {io['reads']} reads,"
+        f"disk      {io['engine']}: {size_text(io['bytes_read'])} in {io['reads']} reads,"
         f" p50 {io['latency_ms_p50']:g} ms, p99 {io['latency_ms_p99']:g} ms",
-        f"  last {duration(since['seconds']):<6} {size(since['bytes_read'])},"
+        f"  last {duration(since['seconds']):<6} {size_text(since['bytes_read'])},"
         f" {since['bytes_read'] / seconds / 1e6:,.1f} MB/s",
         f"clients   {len(values['clients'])}",
     ]
     for client in values["clients"]:
         lines.append(
             f"  {client['client']:<3} pid {client['pid']:<8} {client['tokens']} tokens,"
-            f" {_rate(client['hits'], client['misses'])}"
+            f" {_rate(client['hits'], client['misses'])}{_own_slots(client)}"
         )
     return "\n".join(lines)
+
+
+def _own_slots(client: dict[str, Any]) -> str:
+    """Of one that keeps GPU slots for itself, since its lookups here are what misses there."""
+    hits, misses = client["own_hits"], client["own_misses"]
+    return f"; in GPU slots of its own {_rate(hits, misses)}" if hits + misses else ""
 
 
 def _fault_lines(fault: str | None) -> list[str]:
@@ -42,11 +50,11 @@ def _gpu_lines(gpu: dict[str, Any]) -> list[str]:
     if not gpu["slots"]:
         return []
     return [
-        f"gpu       {gpu['slots_used']} of {gpu['slots']} slots, {size(gpu['bytes'])},"
-        f" resident tensors {size(gpu['resident_bytes'])}: {gpu['device']}",
+        f"gpu       {gpu['slots_used']} of {gpu['slots']} slots, {size_text(gpu['bytes'])},"
+        f" resident tensors {size_text(gpu['resident_bytes'])}: {gpu['device']}",
         *_streamed_lines(gpu),
         f"lookups   {_rate(gpu['hits'], gpu['misses'])}, {gpu['evictions']} evictions,"
-        f" {size(gpu['uploaded_bytes'])} uploaded",
+        f" {size_text(gpu['uploaded_bytes'])} uploaded",
     ]
 
 
@@ -55,7 +63,7 @@ def _streamed_lines(gpu: dict[str, Any]) -> list[str]:
         return []
     return [
         f"streamed  resident tensors of {counted(gpu['streamed_layers'], 'layer')},"
-        f" {size(gpu['streamed_bytes'])} a token"
+        f" {size_text(gpu['streamed_bytes'])} a token"
     ]
 
 
@@ -85,14 +93,6 @@ def _rate(hits: int, misses: int) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 layer`, `1,200 layers`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def size(size_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
 
 
 def duration(seconds: float) -> str:

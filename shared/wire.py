@@ -2,8 +2,9 @@
 
 A message is one msgpack array `[PROTOCOL_VERSION, kind, {field: value}]`, at most
 MAX_MESSAGE_BYTES long. Fields are checked against the dataclass when a message is read: what a peer
-sends is never trusted. Attach and its answer travel over the unix socket (the answer carries
-descriptors), everything else over ZeroMQ.
+sends is never trusted. Attach and its answer travel over a unix socket (the answer carries
+descriptors); over the same connection an attached client sends its fetches and hints, and is told
+what has become of them. Everything else travels over ZeroMQ.
 """
 
 import types
@@ -15,7 +16,7 @@ import msgpack
 
 from shared.errors import ProtocolMismatch, StreamError, from_wire
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_HINT_EXPERTS = 64
 HOST_TIER = "host"
@@ -50,8 +51,8 @@ class Attached:
     processes (CUDA_VISIBLE_DEVICES); device_ordinal, the daemon's own, is for messages (host: -1).
     client_bytes: GPU memory that the daemon has left for a client's KV cache and activations (host:
     0); client_limited: it must not take more, though there may be more.
-    client: index in the table's `revoked`; ticket: names this attachment in requests, and its
-    bytes (`routing_id`) are the ZeroMQ identity that answers go to.
+    resident_bytes: of the host tier, 0 where the tensors are in GPU memory alone.
+    client: index in the table's `revoked`; ticket: names this attachment in requests.
     streamed_layers: those whose matrices are not among a GPU's resident tensors; the client copies
     them from the host's, of host_resident_bytes, laid out for reads aligned to host_align (both 0
     where there are none). See shared/streamed.py.
@@ -80,11 +81,6 @@ class Attached:
 
 
 MAX_ATTACHED_DESCRIPTORS = 6
-
-
-def routing_id(ticket: int) -> bytes:
-    """The ZeroMQ identity of an attached client."""
-    return b"c%d" % ticket
 
 
 @dataclass(frozen=True)

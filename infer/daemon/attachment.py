@@ -1,21 +1,28 @@
-"""Which of a daemon's tiers this process computes from."""
+"""Which of a daemon's tiers this process computes from, or that it keeps GPU slots of its own."""
 
 import logging
 
 import torch
 
 from infer.daemon.client import SlotClient
-from shared.daemon_options import CPU
-from shared.errors import GpuError, PlanError
+from infer.uploads.client import UploadingClient
+from infer.uploads.open_client import open_uploading, plan_own
+from shared.daemon_options import CPU, DaemonOptions
+from shared.errors import GpuError, GpuNotShared, NoGpuTier, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
+from shared.sizes import mb
 from shared.wire import GPU_TIER, HOST_TIER
 
 log = logging.getLogger(__name__)
 
 
-def attach(name: str, index: GgufIndex, experts: ExpertIndex, device: str) -> SlotClient:
-    """device: auto, cpu or cuda:N. `auto` takes the GPU if both sides have it."""
+def attach(
+    name: str, index: GgufIndex, experts: ExpertIndex, options: DaemonOptions
+) -> SlotClient | UploadingClient:
+    """options.device: auto, cpu or cuda:N. `auto` takes the GPU if both sides have it, or if the
+    daemon would keep slots there but cannot share them."""
+    device = options.device
     named_gpu = device not in ("auto", CPU)
     if named_gpu and not torch.cuda.is_available():
         raise GpuError(
@@ -24,12 +31,55 @@ def attach(name: str, index: GgufIndex, experts: ExpertIndex, device: str) -> Sl
         )
     if named_gpu or (device == "auto" and _usable_gpu()):
         try:
-            return SlotClient(name, index, experts, GPU_TIER, _settle)
+            return _attach_to_gpu(name, index, experts, options)
         except (GpuError, PlanError) as error:  # none there, or no room for one more client
             if named_gpu:
                 raise
             log.info("the CPU computes: %s", error)
-    return SlotClient(name, index, experts, HOST_TIER)
+    return _attach_to_cpu(name, index, experts)
+
+
+def _attach_to_cpu(name: str, index: GgufIndex, experts: ExpertIndex) -> SlotClient:
+    client = SlotClient(name, index, experts, HOST_TIER)
+    if client.mapping.attached.resident_bytes:
+        return client
+    client.close()
+    raise GpuError(
+        f"the daemon {name!r} keeps the resident tensors in GPU memory alone: no CPU can compute",
+        "leave --device cpu out, or start it with --cpu-clients on",
+    )
+
+
+def _attach_to_gpu(
+    name: str, index: GgufIndex, experts: ExpertIndex, options: DaemonOptions
+) -> SlotClient | UploadingClient:
+    try:
+        return SlotClient(name, index, experts, GPU_TIER, _settle)
+    except NoGpuTier as refusal:
+        if options.device == "auto" and not isinstance(refusal, GpuNotShared):
+            raise
+        return _with_own_slots(name, index, experts, options, refusal)
+
+
+def _with_own_slots(
+    name: str, index: GgufIndex, experts: ExpertIndex, options: DaemonOptions, why: NoGpuTier
+) -> UploadingClient:
+    from infer.uploads.cuda_device import CudaUploadDevice  # noqa: PLC0415 - needs a driver
+
+    device = CudaUploadDevice(options.gpu_ordinal)
+    plan = plan_own(index, experts, options, device.free_bytes())
+    log.warning(
+        "%s: infer keeps %s of slots and %s of resident tensors in GPU memory for itself",
+        why.message,
+        mb(plan.layout.total_bytes),
+        mb(plan.resident_bytes),
+    )
+    host = SlotClient(name, index, experts, HOST_TIER)
+    try:
+        return open_uploading(host, device, plan, index, options.vram is not None)
+    except BaseException:
+        host.close()
+        raise
 
 
 def _settle(device: str) -> None:

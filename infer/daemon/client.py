@@ -5,7 +5,6 @@ docs/protocol.md is the law here. A hit is a look into shared memory and costs n
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,51 +12,25 @@ import numpy.typing as npt
 
 from infer.daemon.connection import Connection
 from infer.daemon.mapping import Mapping
+from infer.daemon.sections import Integers, Section, SectionReader
 from infer.daemon.waits import Waits
 from shared import membarrier
 from shared.errors import ClientRevoked
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
+from shared.scan import USE_PARTS, use_parts
 from shared.wire import GPU_TIER, HOST_TIER, Failed, Fetch, Hint, Refused, Stats, StatsRequest
 
 # Longer than any sound disk takes for a wave; a daemon that hangs must not hang us.
 FETCH_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 5.0
-MAX_REVOCATIONS = 5
-
-Integers = npt.NDArray[np.integer[Any]]
-# Takes places in a section's experts, and the addresses of these experts' parts int64 [n, 3].
-Compute = Callable[[npt.NDArray[np.intp], npt.NDArray[np.int64]], None]
 
 
 def nothing_to_settle(_device: str) -> None:
     """A CPU is done with a slab when `compute` returns."""
 
 
-def nothing_meanwhile() -> None:
-    """Work for the time in which the disk reads, where there is none."""
-
-
-@dataclass
-class Section:
-    """What one section reads: its experts, the slots they are in, and those that have none yet.
-
-    present, missing: places in `experts`; slots: int32, of all of them, -1 where missing.
-    asked_s, asked_count: when and for how many experts the daemon was asked.
-    """
-
-    number: int
-    layer: int
-    experts: Integers
-    row: npt.NDArray[np.int32]  # of the residency table
-    slots: npt.NDArray[np.int32]
-    present: npt.NDArray[np.intp]
-    missing: npt.NDArray[np.intp]
-    asked_s: float
-    asked_count: int
-
-
-class SlotClient:
+class SlotClient(SectionReader):
     """One attachment to a daemon. Not for use by several threads.
 
     rows: the residency table's plane for our tier, int32 [n_layers, n_experts]; stretches: where
@@ -79,6 +52,7 @@ class SlotClient:
         self._settle = settle
         self.waits = Waits()
         self._past_hits = self._past_misses = 0  # of earlier attachments
+        self._use_parts = USE_PARTS  # what a choice counts now
         membarrier.register()
         self._connection = Connection(name, index, experts, tier)
         self._note_mapping()
@@ -108,8 +82,7 @@ class SlotClient:
         self._note_mapping()
 
     def detach(self) -> None:
-        """Leave the daemon and its memory; of this client only `lookups` can be asked until
-        `attach`."""
+        """Leave the daemon and its memory; only `lookups` can be asked before `attach`."""
         self._past_hits, self._past_misses = self.lookups
         self.rows = np.empty((0, 0), np.int32)  # it keeps the table mapped
         self._connection.detach()
@@ -129,73 +102,36 @@ class SlotClient:
 
     # Reading experts
 
+    def expect(self, token_count: int) -> None:
+        """What is read from now on is for so many tokens in one go: see shared/scan.py."""
+        self._use_parts = use_parts(token_count, self.experts.top_k, self.experts.n_experts)
+
     def wave_experts(self, layer: int) -> int:
         """The most experts of a layer that one section may need."""
         return self.mapping.attached.wave_experts[self.experts.layer_class[layer]]
 
-    def read(
-        self,
-        layer: int,
-        experts: Integers,
-        use_counts: Integers | int,
-        compute: Compute,
-        meanwhile: Callable[[], None] = nothing_meanwhile,
-    ) -> None:
-        """`compute(places, addresses)` while the slabs of experts[places] are safe to read.
-
-        It is called for those that are there, then for others as they come, each of them once.
-        `meanwhile()` comes first, when the others have been asked for. All of it is done again if
-        this client was stopped for so long that the slots may have been reused.
-        experts: distinct, at most `wave_experts(layer)`; use_counts: how often each was chosen.
-        Raises what kept an expert from coming: ReadFailed, ModelChanged, DaemonLost.
-        """
-        for _ in range(MAX_REVOCATIONS):
-            try:
-                self._read_once(layer, experts, use_counts, compute, meanwhile)
-                return
-            except ClientRevoked:
-                self.attach_again()
-        raise self.given_up()
-
-    def given_up(self) -> ClientRevoked:
-        return ClientRevoked(
-            f"the daemon has given up on this client {MAX_REVOCATIONS} times in a row",
-            "this process gets too little CPU time: end others, or raise --stall-deadline-ms",
-        )
-
-    def _read_once(
-        self,
-        layer: int,
-        experts: Integers,
-        use_counts: Integers | int,
-        compute: Compute,
-        meanwhile: Callable[[], None],
-    ) -> None:
-        try:
-            try:
-                section = self.begin(layer, experts, use_counts)
-                meanwhile()
-                if len(section.present):
-                    compute(section.present, self.addresses(section, section.present))
-                while len(section.missing):
-                    arrived = self.wait_some(section)
-                    compute(arrived, self.addresses(section, arrived))
-            finally:
-                self._settle(self.mapping.device)
-            self.check_revoked()
-        finally:
-            self.leave()
-
     # One section, step by step
 
     def begin(self, layer: int, experts: Integers, use_counts: Integers | int) -> Section:
-        """Enter a section, and so end the one before; ask for the experts that are missing."""
+        self.enter()
+        self.record(layer, experts, use_counts)
+        return self.want(layer, experts, use_counts)
+
+    def enter(self) -> None:
+        """Begin a section, and so end the one before."""
         self._connection.check_alive()
-        area = self.mapping.area
-        area.enter(self.mapping.table)
-        area.uses[layer, experts] += np.uint32(use_counts)
+        self.mapping.area.enter(self.mapping.table)
+
+    def record(self, layer: int, experts: Integers, use_counts: Integers | int) -> None:
+        """What a router has chosen, for a daemon that traces."""
         if self.mapping.table.tracing:
-            area.record(layer, experts, int(np.broadcast_to(use_counts, experts.shape).sum()))
+            use_count = int(np.broadcast_to(use_counts, experts.shape).sum())
+            self.mapping.area.record(layer, experts, use_count)
+
+    def want(self, layer: int, experts: Integers, use_counts: Integers | int) -> Section:
+        """As `ask`, what it looks up being counted too."""
+        area = self.mapping.area
+        area.count_uses(layer, experts, use_counts, self._use_parts)
         section = self.ask(layer, experts)
         area.count_lookups(len(section.present), len(section.missing))
         return section
@@ -208,18 +144,14 @@ class SlotClient:
         present, missing = (slots >= 0).nonzero()[0], (slots < 0).nonzero()[0]
         asked_s = time.perf_counter()
         if len(missing):
-            self._connection.send(
+            self._connection.fetch(
                 Fetch(self.mapping.attached.ticket, number, layer, experts[missing].tolist())
             )
             area.count_fetch()
-        asked = asked_s, len(missing)
-        return Section(number, layer, experts, row, slots, present, missing, *asked)
+        return Section(number, layer, experts, row, slots, present, missing, asked_s, len(missing))
 
     def wait_some(self, section: Section) -> npt.NDArray[np.intp]:
-        """Until more of the missing are in the table; their places, which `missing` has no more.
-
-        A granted miss is pinned, so none goes again.
-        """
+        """A granted miss is pinned, so none that has come to the table goes again."""
         deadline_s = time.monotonic() + FETCH_DEADLINE_S
         started_s = waited_s = time.perf_counter()
         while True:
@@ -242,17 +174,18 @@ class SlotClient:
                 raise Refused(message.code, message.message, message.remedy).error()
 
     def addresses(self, section: Section, places: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-        """int64 [len(places), 3], where gate, up and down of each begin."""
         deltas = self.mapping.part_deltas[section.layer, section.experts[places]]
         return self.stretches[section.slots[places]] + deltas
 
+    def settle(self) -> None:
+        """Slots may be reused once a section has ended."""
+        self._settle(self.mapping.device)
+
     def check_revoked(self) -> None:
-        """ClientRevoked if what this section has read may have been overwritten under it."""
         if self.mapping.table.revoked[self.mapping.attached.client]:
             raise ClientRevoked("the daemon serves this client no more", "attach again")
 
     def leave(self) -> None:
-        """End the section; without one it does nothing."""
         if self.attached:
             self.mapping.area.leave()
 
@@ -273,9 +206,17 @@ class SlotClient:
         layers_ahead: how many sections after this one the layer is read.
         """
         section = self.mapping.area.section + layers_ahead
-        self._connection.send(Hint(self.mapping.attached.ticket, section, layer, experts.tolist()))
+        self._connection.hint(Hint(self.mapping.attached.ticket, section, layer, experts.tolist()))
 
     # Other requests
+
+    def count_tokens(self, count: int) -> None:
+        self.mapping.area.count_tokens(count)
+
+    def tier_values(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Of what `stats` has returned, the part about the slots that we compute from."""
+        values: dict[str, Any] = stats["tiers"][self._tier]
+        return values
 
     @property
     def lookups(self) -> tuple[int, int]:

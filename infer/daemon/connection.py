@@ -3,7 +3,9 @@
 import os
 import select
 import socket
+import struct
 import time
+from contextlib import suppress
 
 import zmq
 
@@ -19,11 +21,12 @@ from shared.wire import (
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
+    Fetch,
+    Hint,
     Message,
     Refused,
     decode,
     encode,
-    routing_id,
 )
 
 ATTACH_DEADLINE_S = 30.0
@@ -32,6 +35,10 @@ LOAD_DEADLINE_S = 600.0
 CONNECT_PAUSE_S = 0.05
 ROOM_DEADLINE_S = 5.0
 ALIVE_CHECK_S = 0.1
+# A daemon takes what is sent within a turn of its loop; one that is stopped does not.
+SEND_DEADLINE_S = 30
+# A byte each. What is left of more rings is one ring more.
+MAX_RINGS = 4096
 
 
 class Connection:
@@ -45,7 +52,7 @@ class Connection:
     def __init__(self, name: str, index: GgufIndex, experts: ExpertIndex, tier: str) -> None:
         self._experts = experts
         self._tier = tier
-        self._endpoints = Endpoints.of(name)
+        self._endpoints = Endpoints.find(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
         self._doorbell = -1
@@ -61,6 +68,7 @@ class Connection:
 
     def attach(self) -> None:
         """Raises DaemonLost, ProtocolMismatch or a refusal; nothing is attached then."""
+        self._endpoints = Endpoints.find(self._endpoints.name)
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         try:
             attached, descriptors = self._shake_hands()
@@ -75,11 +83,14 @@ class Connection:
             raise
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 0)
-        self._dealer.setsockopt(zmq.ROUTING_ID, routing_id(attached.ticket))
         self._dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._dealer.connect(self._endpoints.zmq_url)
+        # By the kernel: a timeout of Python's is waited for even where MSG_DONTWAIT is said.
+        self._unix.settimeout(None)
+        wait = struct.pack("ll", SEND_DEADLINE_S, 0)
+        self._unix.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         self._hangup = select.poll()
-        self._hangup.register(self._unix, select.POLLIN)
+        self._hangup.register(self._unix, select.POLLRDHUP)
         self._alive_until_s = 0.0
         self._poller = zmq.Poller()
         self._poller.register(self._dealer, zmq.POLLIN)
@@ -103,7 +114,7 @@ class Connection:
             self._connect()
             self._unix.sendall(encode(Attach(os.getpid(), self._shards, self._tier)))
             frame, descriptors, _, _ = socket.recv_fds(
-                self._unix, MAX_MESSAGE_BYTES, MAX_ATTACHED_DESCRIPTORS
+                self._unix, MAX_MESSAGE_BYTES, MAX_ATTACHED_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except OSError as error:
             raise self.lost(f"it cannot be reached: {error}") from error
@@ -158,6 +169,20 @@ class Connection:
         except zmq.Again as error:
             raise self.lost("it takes no requests") from error
 
+    def fetch(self, message: Fetch) -> None:
+        """Over the connection itself, which the daemon's main loop reads."""
+        try:
+            self._unix.send(encode(message))
+        except BlockingIOError as error:
+            raise self.lost("it takes no requests") from error
+        except OSError as error:
+            raise self.lost("it ended") from error
+
+    def hint(self, message: Hint) -> None:
+        """As `fetch`; a daemon that has not taken the last ones misses it."""
+        with suppress(OSError):
+            self._unix.send(encode(message), socket.MSG_DONTWAIT)
+
     def check_alive(self, at_once: bool = False) -> None:
         """DaemonLost if the daemon has ended; looks at most every ALIVE_CHECK_S unless `at_once`.
 
@@ -172,7 +197,7 @@ class Connection:
     def wait_for_end(self, wake_fd: int) -> bool:
         """Until the daemon has ended, or `wake_fd` is readable: False."""
         poller = select.poll()
-        poller.register(self._unix, select.POLLIN)
+        poller.register(self._unix, select.POLLRDHUP)
         poller.register(wake_fd, select.POLLIN)
         return self._unix.fileno() in dict(poller.poll())
 
@@ -181,17 +206,29 @@ class Connection:
         left_ms = max(0, int((deadline_s - time.monotonic()) * 1000))
         events = dict(self._poller.poll(left_ms))
         if self._dealer in events:
-            message = decode(self._dealer.recv())
-            if isinstance(message, Refused):
-                raise message.error()
-            return message
-        if self._doorbell in events:
-            os.eventfd_read(self._doorbell)
-        elif self._unix.fileno() in events:
+            return self._heard(self._dealer.recv())
+        if self._unix.fileno() in events:  # before the bell: it may say why that has been shut
+            return self._heard(self._hear())
+        if self._doorbell in events and not os.read(self._doorbell, MAX_RINGS):
             raise self.lost("it ended")
-        elif not events:
+        if not events:
             raise self.lost("it does not answer")
         return None
+
+    def _hear(self) -> bytes:
+        try:
+            frame = self._unix.recv(MAX_MESSAGE_BYTES)
+        except OSError as error:
+            raise self.lost("it ended") from error
+        if not frame:
+            raise self.lost("it ended")
+        return frame
+
+    def _heard(self, frame: bytes) -> Message:
+        message = decode(frame)
+        if isinstance(message, Refused):
+            raise message.error()
+        return message
 
 
 def _attached(frame: bytes, descriptor_count: int, name: str) -> Attached:

@@ -21,6 +21,8 @@ class TierMemory:
     """A tier's two allocations, mapped; torch's name of the device whose addresses they have.
 
     packed: every payload begins with its stretch, whatever its offset in the file.
+    stays: it is host memory whose pages the daemon cannot give back, so that they may be pinned.
+    host_resident: the resident tensors, if they lie in host memory.
     """
 
     device: str
@@ -28,6 +30,8 @@ class TierMemory:
     arena_address: int
     resident_address: int
     keepalive: tuple[object, ...]
+    stays: bool = False
+    host_resident: mmap.mmap | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ class Mapping:
     """The daemon's memory in our address space, and the numbers that belong to it.
 
     part_deltas: where in its stretch each payload begins, bytes. host_resident: all resident
-    tensors as the daemon has read them, where some are to be copied to a GPU layer by layer.
+    tensors as the daemon has read them; None for a GPU that has them all. packed, stays: of the
+    tier, see TierMemory.
     """
 
     attached: Attached
@@ -47,7 +52,9 @@ class Mapping:
     stretch_offsets: npt.NDArray[np.int64]  # [slots, 3]
     part_deltas: npt.NDArray[np.int64]  # [n_layers, n_experts, 3]
     keepalive: tuple[object, ...]
-    host_resident: mmap.mmap | None = None
+    packed: bool
+    stays: bool
+    host_resident: mmap.mmap | None
 
 
 MapTier = Callable[[Attached, int, int], TierMemory]  # descriptors of arena and resident tensors
@@ -93,12 +100,18 @@ def map_memory(
         layout.stretches()[:, :, 0],
         np.zeros_like(offsets) if memory.packed else offsets % attached.align,
         (table_region, area_region, *memory.keepalive),
-        next(iter(host_regions), None),
+        memory.packed,
+        memory.stays,
+        next(iter(host_regions), memory.host_resident),
     )
 
 
 def map_host_tier(attached: Attached, arena_fd: int, resident_fd: int) -> TierMemory:
     """Read-only mappings of the host tier's memfds."""
     arena = shm.map_readonly(arena_fd, attached.arena_bytes)
+    stays = shm.is_sealed(arena_fd)
+    if not attached.resident_bytes:
+        return TierMemory("cpu", False, shm.address(arena), 0, (arena,), stays)
     resident = shm.map_readonly(resident_fd, attached.resident_bytes)
-    return TierMemory("cpu", False, shm.address(arena), shm.address(resident), (arena, resident))
+    addresses = shm.address(arena), shm.address(resident)
+    return TierMemory("cpu", False, *addresses, (arena, resident), stays, resident)

@@ -9,9 +9,11 @@ RATE = 1 / 32
 @dataclass
 class Waits:
     """Cumulative, seconds. `served`: experts that were waited for to the last, and how long they
-    took from the asking; sections whose experts had come before anybody waited say nothing."""
+    took from the asking; sections whose experts had come before anybody waited say nothing.
+    overlapped: own work during all of which something that had been asked for was on its way."""
 
     waited_s: float = 0.0
+    overlapped_s: float = 0.0
     served_s: float = 0.0
     served_count: int = 0
 
@@ -42,10 +44,10 @@ class IdleTime:
             rate = min(1.0, served_count * RATE) if self._slab_s else 1.0
             self._slab_s += rate * (sample_s - self._slab_s)
         if self._slab_s and self._last_s is not None:
-            idle_s = max(0.0, now_s - self._last_s - (waits.waited_s - before.waited_s))
+            busy_s = waits.waited_s - before.waited_s + waits.overlapped_s - before.overlapped_s
+            idle_s = max(0.0, now_s - self._last_s - busy_s)
             slabs = min(self._most, idle_s / self._slab_s)
             self.slab_count = min(self._most, max(self.slab_count, 0.0) + slabs)
             self.slabs_a_layer += RATE * (slabs - self.slabs_a_layer)
         self._last_s = now_s
-        before.waited_s, before.served_s = waits.waited_s, waits.served_s
-        before.served_count = waits.served_count
+        self._before = waits.copy()

@@ -12,6 +12,7 @@ from shared.cuda import (
     MappedMemory,
     call,
     check,
+    device_name,
     device_uuid,
     fd_handle_type,
     load_driver,
@@ -21,8 +22,7 @@ from shared.cuda import (
 )
 from shared.errors import ConfigError, GpuError, StreamError
 from streamd.gpu.device import Copy
-
-NAME_LENGTH = 96
+from streamd.gpu.sharing import not_shared, require_sharing
 
 
 class CudaMemory:
@@ -63,8 +63,8 @@ class CudaDevice:
         self.ordinal = ordinal
         self._device = call(driver, "cuDeviceGet", ordinal)
         self.uuid = device_uuid(driver, self._device)
-        self.name = _name(driver, self._device)
-        self._require_sharing()
+        self.name = device_name(driver, self._device)
+        require_sharing(driver, self._device, self.name)
         call(driver, "cuCtxSetCurrent", call(driver, "cuDevicePrimaryCtxRetain", self._device))
         self.granularity_bytes = int(
             call(
@@ -74,24 +74,19 @@ class CudaDevice:
                 driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
             )
         )
+        self._try_sharing()
         non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = call(driver, "cuStreamCreate", non_blocking)
         self._idle_events: list[Any] = []
         self._in_flight: deque[tuple[int, Any]] = deque()  # (token, event), in stream order
 
-    def _require_sharing(self) -> None:
-        """WSL2 and drivers before 450 have no allocations that a descriptor can stand for."""
-        attributes = self._driver.CUdevice_attribute
-        for attribute in (
-            attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-        ):
-            if not call(self._driver, "cuDeviceGetAttribute", attribute, self._device):
-                raise GpuError(
-                    f"{self.name} cannot share its memory between processes here"
-                    " (WSL2, or an old driver)",
-                    f"use Linux itself with a current driver; {WITHOUT_GPU}",
-                )
+    def _try_sharing(self) -> None:
+        """Some drivers say that they can and then refuse (containers, virtual machines)."""
+        try:
+            self.allocate(self.granularity_bytes).close()
+        except GpuError as error:
+            self._driver.cuDevicePrimaryCtxRelease(self._device)
+            raise not_shared(self.name, error.message) from error
 
     # Memory
 
@@ -163,8 +158,3 @@ class CudaDevice:
         self.drain()
         self._driver.cuStreamDestroy(self._stream)
         self._driver.cuDevicePrimaryCtxRelease(self._device)
-
-
-def _name(driver: Any, device: Any) -> str:
-    name: bytes = call(driver, "cuDeviceGetName", NAME_LENGTH, device)
-    return name.split(b"\0")[0].decode(errors="replace").strip()

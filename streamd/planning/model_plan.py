@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from shared.arena import ArenaLayout, round_up
 from shared.client_memory import planned_context
-from shared.errors import PlanError
+from shared.errors import GpuNotShared, PlanError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.free_memory import available_memory_bytes
 from shared.gguf_index import GgufIndex, TensorInfo
+from shared.gpu_plan import GpuPlan, client_reserve, gpu_residents, plan_gpu
 from shared.mtp import open_served
-from shared.resident import resident_layout
+from shared.sizes import at_least, at_most, mb, parse_size
+from shared.slot_plan import Demand
 from streamd.commands.io_best import load_best, reads_of
 from streamd.config import StreamdConfig
 from streamd.gpu.cuda_device import CudaDevice
@@ -31,18 +33,12 @@ from streamd.planning.forecast import (
     misses_by_table,
     misses_of_trace,
 )
-from streamd.planning.gpu_plan import GpuPlan, plan_gpu
-from streamd.planning.plan import AUTO_SHARE, Demand, HostPlan, mib, plan_host
+from streamd.planning.plan import AUTO_SHARE, HostPlan, plan_host
 from streamd.planning.plan_options import MachineOptions
 from streamd.readers.engine import DEPTH_MAX
 from streamd.records.trace_replay import read_trace
-from streamd.served_model import (
-    client_reserve,
-    find_gpu,
-    gpu_residents,
-    open_files,
-    read_align,
-)
+from streamd.served_model import find_gpu, open_files, read_align
+from streamd.tiers.resident import host_residents
 from streamd.tiers.uploads import LANE_COUNT
 
 log = logging.getLogger(__name__)
@@ -57,14 +53,16 @@ EMBEDDING = "token_embd.weight"
 @dataclass(frozen=True)
 class ModelPlan:
     """gpu, gpu_name: None and "" where there is no GPU tier, `gpu_refusal` says why if one was
-    described. context: tokens that the GPU's reserve is for. pinnable_bytes: what may be pinned for
-    reads (RLIMIT_MEMLOCK); None where there is no limit, or the machine is another one.
-    is_disk_measured: whether the disk's rate is what bench-io measured on this machine."""
+    described. host_resident_bytes: of resident tensors in RAM. context: tokens that the GPU's
+    reserve is for. pinnable_bytes: what may be pinned for reads (RLIMIT_MEMLOCK); None where there
+    is no limit, or the machine is another one. is_disk_measured: whether the disk's rate is what
+    bench-io measured on this machine."""
 
     config: StreamdConfig
     experts: ExpertIndex
     host: HostPlan
     resident_bytes: int
+    host_resident_bytes: int
     gpu: GpuPlan | None
     gpu_name: str
     gpu_refusal: str
@@ -85,12 +83,12 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
     gpu, gpu_name, refusal = _plan_gpu(config, index, experts)
     with ExitStack() as stack:
         align = read_align(open_files(index, stack), on_gpu=gpu is not None)
-    resident_bytes = resident_layout(tensors, align).total_bytes
+    in_ram = host_residents(index, align, gpu, config.cpu_clients)
     lane_count = LANE_COUNT if gpu is not None else 0
     if machine.ram is not None:
-        _check_ram(machine.ram, config.host_cache, resident_bytes, experts, align, lane_count)
+        _check_ram(machine.ram, config.host_cache, in_ram.held_bytes, experts, align, lane_count)
     host = plan_host(
-        experts, align, config.host_cache, resident_bytes, _free_ram(machine), lane_count
+        experts, align, config.host_cache, in_ram.held_bytes, _free_ram(machine), lane_count
     )
     misses = _misses(config, experts, host, gpu)
     rates, is_disk_measured = _rates(config, machine, experts)
@@ -107,7 +105,8 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
         config,
         experts,
         host,
-        resident_bytes,
+        in_ram.total_bytes,
+        in_ram.held_bytes,
         gpu,
         gpu_name,
         refusal,
@@ -126,7 +125,10 @@ def _plan_gpu(
 ) -> tuple[GpuPlan | None, str, str]:
     """The plan, the device's name, and why there is none though one was described."""
     if config.vram is None or config.wants_gpu is False:
-        found = find_gpu(config, index, experts, CudaDevice)
+        try:
+            found = find_gpu(config, index, experts, CudaDevice)
+        except GpuNotShared as error:
+            return None, "", str(error)
         if found is None:
             return None, "", ""
         found[0].close()
@@ -168,15 +170,14 @@ def _check_ram(
     needed_bytes = SYSTEM_BYTES + resident_bytes + cache_room_bytes
     if ram_bytes >= needed_bytes or slots_bytes < demand.floor_bytes:
         return
-    needed_mib = -(-needed_bytes // 2**20)
-    room_mib = max(0, ram_bytes - SYSTEM_BYTES - resident_bytes) >> 20
-    fits_less = room_mib << 20 >= demand.floor_bytes
+    room_bytes = max(0, ram_bytes - SYSTEM_BYTES - resident_bytes)
+    fits_less = parse_size(at_most(room_bytes)) >= demand.floor_bytes
     raise PlanError(
-        f"--ram {mib(ram_bytes)} is less than the {needed_mib:,} MiB this model needs at"
-        f" least: the system and the processes {mib(SYSTEM_BYTES)}, resident tensors"
-        f" {mib(resident_bytes)}, slots {mib(slots_bytes)} ({remark})",
-        f"give --ram {needed_mib}M or more"
-        + (f", or --host-cache {room_mib}M" if fits_less else ""),
+        f"--ram {mb(ram_bytes)} is less than the {mb(needed_bytes)} this model needs at"
+        f" least: the system and the processes {mb(SYSTEM_BYTES)}, resident tensors"
+        f" {mb(resident_bytes)}, slots {mb(slots_bytes)} ({remark})",
+        f"give --ram {at_least(needed_bytes)} or more"
+        + (f", or --host-cache {at_most(room_bytes)}" if fits_less else ""),
     )
 
 

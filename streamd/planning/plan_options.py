@@ -13,7 +13,7 @@ class MachineOptions:
 
     ram: int | None = option(
         None,
-        "the RAM of the machine to plan for, of which 2 GiB are left to the system (default: what"
+        "the RAM of the machine to plan for, of which 2.15 GB are left to the system (default: what"
         " is free on this one)",
         parse=parse_auto_size,
         metavar="SIZE",

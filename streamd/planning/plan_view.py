@@ -1,11 +1,12 @@
 """What `streamd plan` prints: sentences for people, figures for programs."""
 
-import math
 from collections.abc import Iterator
 
+from shared.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, GpuPlan
+from shared.sizes import size_text, three_digits
 from shared.stats_view import counted
-from streamd.planning.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, GpuPlan
 from streamd.planning.model_plan import ModelPlan, slots_bytes
+from streamd.planning.plan import AUTO_SHARE
 
 _RATE_OPTIONS = {
     "disk": "--disk 5GB/s, or measure it with streamd bench-io",
@@ -25,6 +26,7 @@ def plan_values(plan: ModelPlan) -> dict[str, object]:
         "budget_bytes": host.budget_bytes,
         "host_bytes": host.layout.total_bytes,
         "resident_bytes": plan.resident_bytes,
+        "host_resident_bytes": plan.host_resident_bytes,
         "available_bytes": host.available_bytes,
         "experts": _expert_count(plan),
         "slots": host.layout.slot_count,
@@ -76,68 +78,65 @@ def _forecast_values(plan: ModelPlan) -> dict[str, object]:
 
 
 def render_plan(plan: ModelPlan) -> str:
-    return "\n".join(
-        (
-            str(plan.config.model),
-            *_model_lines(plan),
-            *_gpu_lines(plan),
-            *_host_lines(plan),
-            *_forecast_lines(plan),
-        )
-    )
+    parts = (_model_lines(plan), _gpu_lines(plan), _host_lines(plan), _forecast_lines(plan))
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _model_lines(plan: ModelPlan) -> Iterator[str]:
     layer_count = sum(len(c.layers) for c in plan.experts.classes)
+    yield str(plan.config.model)
     yield (
-        f"  {_expert_count(plan):,} experts in {counted(layer_count, 'layer')},"
-        f" {_gb(plan.host.full_bytes)} as slots; top-{plan.experts.top_k} of"
-        f" {plan.experts.n_experts} a layer, {_gb(plan.token_bytes)} a token"
+        f"  {size_text(plan.host.full_bytes)} of experts ({_expert_count(plan):,} in"
+        f" {counted(layer_count, 'layer')}),"
+        f" {size_text(plan.resident_bytes)} of resident tensors (all else)"
+    )
+    yield (
+        f"  a token needs {plan.experts.top_k} of {plan.experts.n_experts} experts in each layer,"
+        f" {size_text(plan.token_bytes)}"
     )
 
 
 def _gpu_lines(plan: ModelPlan) -> Iterator[str]:
-    yield "GPU"
     gpu = plan.gpu
     if gpu is None:
+        yield "GPU"
         yield f"  no slots there: {plan.gpu_refusal or 'there is none, or none is wanted'}"
         return
-    slot_count, share = gpu.layout.slot_count, gpu.layout.slot_count / _expert_count(plan)
-    yield f"  {plan.gpu_name}; {_gb(gpu.free_bytes)} free beside the daemon's context"
-    yield _row(
-        "expert slots", slots_bytes(gpu), f"{slot_count:,} slots, {share:.1%} of the experts"
-    )
+    room_bytes = gpu.free_bytes + DAEMON_CONTEXT_BYTES
+    yield f"GPU ({plan.gpu_name}): {size_text(room_bytes)} can be had"
+    slot_count = gpu.layout.slot_count
+    yield _row("expert cache", slots_bytes(gpu), _cache_text(plan, slot_count))
+    auto = " (auto: all that is left)" if plan.config.gpu_cache is None else ""
+    yield _row("", None, f"--gpu-cache{auto}; {size_text(gpu.floor_bytes)} at least")
     choice = gpu.streamed
-    what = "all layers but their experts"
+    what = "all of them"
     if choice.layers:
-        what = f"without experts, and without {counted(len(choice.layers), 'layer')} to be streamed"
+        what = f"those of {counted(len(choice.layers), 'layer')} are streamed"
     yield _row("resident tensors", gpu.resident_bytes, what)
     if choice.layers:
         yield _row("two buffers", choice.buffers_bytes, "for those layers, in each client")
-    client = f"KV cache for {plan.context:,} tokens, activations"
+    client = f"KV cache for {plan.context:,} tokens (--ctx), activations (--chunk)"
     if plan.config.gpu_reserve is not None:
         client = "as --gpu-reserve says"
     yield _row("a client", gpu.reserve_bytes, client)
-    yield _row("contexts", DAEMON_CONTEXT_BYTES + CLIENT_CONTEXT_BYTES, "the daemon's, a client's")
-    yield _row("slots at least", gpu.floor_bytes, "the smallest --gpu-cache")
+    contexts_bytes = DAEMON_CONTEXT_BYTES + CLIENT_CONTEXT_BYTES
+    yield _row("CUDA contexts", contexts_bytes, "the daemon's and a client's")
 
 
 def _host_lines(plan: ModelPlan) -> Iterator[str]:
     host = plan.host
-    share = host.layout.slot_count / _expert_count(plan)
-    yield "RAM"
-    yield f"  {_gb(host.available_bytes)} can be had"
-    yield _row(
-        "expert slots",
-        host.layout.total_bytes,
-        f"{host.layout.slot_count:,} slots, {share:.1%} of the experts",
-    )
+    yield f"RAM: {size_text(host.available_bytes)} can be had"
+    slot_count = host.layout.slot_count
+    yield _row("expert cache", host.layout.total_bytes, _cache_text(plan, slot_count))
+    auto = f" (auto: {AUTO_SHARE:.0%} of what is left)" if plan.config.host_cache is None else ""
+    yield _row("", None, f"--host-cache{auto}; {size_text(host.floor_bytes)} at least")
     if plan.pinnable_bytes is not None and plan.pinnable_bytes < host.layout.total_bytes:
         yield _row("of that pinned", plan.pinnable_bytes, "by ulimit -l; the rest costs CPU time")
     streamed_bytes = plan.gpu.streamed.streamed_bytes if plan.gpu is not None else 0
-    copied = f"of which {_gb(streamed_bytes)} are copied to the GPU for every token"
-    yield _row("resident tensors", plan.resident_bytes, copied if streamed_bytes else "")
-    yield _row("slots at least", host.floor_bytes, "the smallest --host-cache")
+    copied = f"of which {size_text(streamed_bytes)} are copied to the GPU for every token"
+    elsewhere = "the others are in GPU memory alone" if not plan.config.cpu_clients else ""
+    what = ", ".join(filter(None, (copied if streamed_bytes else "", elsewhere)))
+    yield _row("resident tensors", plan.host_resident_bytes, what)
 
 
 def _forecast_lines(plan: ModelPlan) -> Iterator[str]:
@@ -145,9 +144,12 @@ def _forecast_lines(plan: ModelPlan) -> Iterator[str]:
     known = f"the trace {misses.source}" if config.trace else f"recorded routing of {misses.source}"
     yield f"Forecast of decoding, from {known}"
     if plan.gpu is not None:
-        yield f"  GPU hits {1 - misses.gpu:.0%}; of the rest the RAM has {_host_hit_rate(plan):.0%}"
+        yield (
+            f"  hits: {1 - misses.gpu:.0%} in the GPU's cache, {_host_hit_rate(plan):.0%} of the"
+            " rest in RAM"
+        )
     else:
-        yield f"  RAM hits {_host_hit_rate(plan):.0%}"
+        yield f"  hits: {_host_hit_rate(plan):.0%} in RAM"
     moved = {
         "disk": bound.disk_bytes,
         "pcie": bound.pcie_bytes,
@@ -166,22 +168,13 @@ def _moved_text(plan: ModelPlan, part: str, size_bytes: float) -> str:
     """What a part moves for a token, and what that allows; no bound where it moves nothing."""
     if size_bytes == 0:
         return "nothing to copy" if part == "pcie" else "nothing to read"
-    size_mb = size_bytes / 1e6
-    shown = f"{size_mb:,.0f}" if size_mb >= 100 else three_digits(size_mb)
     allowed = plan.bound.tokens_per_s.get(part)
     at = f"rate unknown: {_RATE_OPTIONS[part]}"
     if allowed is not None:
         at = f"at most {three_digits(allowed)} tokens/s"
         if part == "disk" and plan.is_disk_measured:
             at += " as bench-io measured it here"
-    return f"{shown:>10} MB a token; {at}"
-
-
-def three_digits(value: float) -> str:
-    """A positive value to three significant digits, never with an exponent."""
-    rounded = float(f"{value:.2e}")
-    digits = max(0, 2 - math.floor(math.log10(rounded)))
-    return f"{rounded:,.{digits}f}"
+    return f"{size_text(size_bytes):>9} a token; {at}"
 
 
 def _expert_count(plan: ModelPlan) -> int:
@@ -194,11 +187,10 @@ def _host_hit_rate(plan: ModelPlan) -> float:
     return 1 - misses.host / misses.gpu if misses.gpu else 1.0
 
 
-def _row(what: str, size_bytes: float, remark: str) -> str:
-    return f"  {what:<16} {_gb(size_bytes):>12}  {remark}".rstrip()
+def _cache_text(plan: ModelPlan, slot_count: int) -> str:
+    return f"{slot_count:,} slots, {slot_count / _expert_count(plan):.1%} of the experts"
 
 
-def _gb(size_bytes: float) -> str:
-    if size_bytes < 1e8:
-        return f"{size_bytes / 1e6:,.1f} MB"
-    return f"{size_bytes / 1e9:,.2f} GB"
+def _row(what: str, size_bytes: float | None, remark: str) -> str:
+    size = "" if size_bytes is None else size_text(size_bytes)
+    return f"  {what:<16} {size:>9}  {remark}".rstrip()

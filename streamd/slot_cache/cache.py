@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shared.errors import RequestError
 from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
+from shared.slots import ClassSlots
+from shared.victims import VictimChooser
 from shared.wire import GPU_TIER, HOST_TIER
 from streamd.readers.slab_read import Priority
 from streamd.scheduling.heat import Heat
@@ -16,8 +18,6 @@ from streamd.slot_cache.cache_client import CacheClient
 from streamd.slot_cache.cache_counters import CacheCounters
 from streamd.slot_cache.grants import NO_WISHES, Grant, Step, Wishes
 from streamd.slot_cache.reserve import Reserve
-from streamd.slot_cache.slots import ClassSlots
-from streamd.slot_cache.victims import VictimChooser
 
 NO_CLASS = -1
 
@@ -128,7 +128,8 @@ class HostCache:
             return step
         self._retire(wishes)
         self.reclaim()
-        for client in sorted(self.clients.values(), key=lambda client: client.age):
+        waiting = [client for client in self.clients.values() if client.wanted]
+        for client in sorted(waiting, key=lambda client: client.age):
             self._serve(client, room_count, step)
         self._give_ahead(wishes.prefetch, Priority.PREFETCH, room_count, step)
         if not self.waiting:

@@ -1,7 +1,7 @@
 """What the host cache remembers of one attached client."""
 
 from shared.residency import MAX_CLIENTS, NONE_EPOCH, ClientArea
-from streamd.slot_cache.slots import ClassSlots
+from shared.slots import ClassSlots
 
 
 class CacheClient:
@@ -28,7 +28,7 @@ class CacheClient:
         self.published = NONE_EPOCH
         self.section = area.section
         self.still_since_ms = now_ms
-        self.absorbed_uses = area.uses.reshape(-1).copy()
+        self.absorbed = area.counted.copy()
 
     @property
     def ours(self) -> bool:

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from shared.residency import NOT_RESIDENT
+from shared.slots import NO_KEY, ClassSlots, SlotState
 from streamd.slot_cache.cache import NO_CLASS, HostCache
-from streamd.slot_cache.slots import NO_KEY, ClassSlots, SlotState
 
 
 def check_integrity(cache: HostCache) -> None:

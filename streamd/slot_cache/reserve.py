@@ -7,8 +7,8 @@ the oldest section finds its `w` whatever the others do.
 from collections.abc import Collection, Iterable, Mapping
 
 from shared.errors import DaemonBusy, PlanError
+from shared.slots import ClassSlots
 from streamd.slot_cache.cache_client import CacheClient
-from streamd.slot_cache.slots import ClassSlots
 
 # Of a class's slots, the most that hold what nobody has asked for yet: one in so many, and so many.
 AHEAD_DIVISOR = 8

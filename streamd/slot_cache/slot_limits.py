@@ -1,7 +1,7 @@
 """Taking slots out of use and back, while clients go on reading the others."""
 
+from shared.slots import ClassSlots
 from streamd.slot_cache.cache import HostCache
-from streamd.slot_cache.slots import ClassSlots
 
 
 def close_slots(cache: HostCache, slots: ClassSlots, count: int) -> None:

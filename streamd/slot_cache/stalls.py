@@ -1,8 +1,8 @@
 """Which clients hold up another one without being held up themselves."""
 
+from shared.slots import SlotState
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.cache_client import CacheClient
-from streamd.slot_cache.slots import SlotState
 
 
 def stalled_clients(cache: HostCache, now_ms: float, deadline_ms: float) -> list[int]:

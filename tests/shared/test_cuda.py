@@ -77,7 +77,7 @@ def test_an_error_names_its_cause_and_a_remedy():
     driver = MadeUpDriver(cuInit=Status.CUDA_ERROR_NO_DEVICE)
     with pytest.raises(GpuError, match="cuInit says CUDA_ERROR_NO_DEVICE") as caught:
         cuda.call(driver, "cuInit", 0)
-    assert "--gpu-cache 0" in caught.value.remedy
+    assert "--device cpu" in caught.value.remedy
 
 
 def test_memory_that_is_short_has_a_remedy_of_its_own():

@@ -4,9 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-import hypothesis
 import pytest
-from hypothesis import strategies as st
 
 from shared.daemon_options import OWN_MTP, DaemonOptions
 from shared.errors import ConfigError
@@ -17,8 +15,9 @@ from shared.options import (
     option,
     parse_auto_size,
     parse_count,
-    parse_size,
+    parse_switch,
 )
+from shared.sizes import parse_size
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Config:
     colour: str = option("red", "which", choices=("red", "blue"))
     loud: bool = option(False, "whether", parse=bool)
     label: str = option("", "what")
+    light: bool = option(True, "whether", parse=parse_switch)
 
 
 def parsed(*words):
@@ -39,6 +39,27 @@ def test_only_what_is_given_is_there():
     assert parsed() == {}
     assert parsed("--cache-size", "2K", "--loud") == {"cache_size": "2K", "loud": True}
     assert parsed("--no-loud") == {"loud": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "light"),
+    [
+        ((), True),
+        (("--light",), True),
+        (("--no-light",), False),
+        (("--light", "on"), True),
+        (("--light", "off"), False),
+        (("--no-light", "--light"), True),
+    ],
+)
+def test_a_switch_may_be_spelled_out(words, light):
+    assert build(Config, [("command line", parsed(*words))]).light is light
+
+
+@pytest.mark.parametrize(("value", "truth"), [(True, True), ("on", True), ("off", False)])
+def test_every_switch_of_a_file_takes_both_spellings(value, truth):
+    config = build(Config, [("file", {"light": value, "loud": value})])
+    assert (config.light, config.loud) == (truth, truth)
 
 
 def test_later_layers_win():
@@ -58,7 +79,7 @@ def test_keys_of_a_file_have_dashes_or_underscores(key):
 def test_an_unknown_key_is_refused_and_the_known_ones_named():
     with pytest.raises(ConfigError, match="my file: unknown option 'cahce-size'") as refusal:
         build(Config, [("my file", {"cahce-size": 1})])
-    assert refusal.value.remedy == "known are: cache_size, colour, label, loud"
+    assert refusal.value.remedy == "known are: cache_size, colour, label, light, loud"
 
 
 @pytest.mark.parametrize(
@@ -68,8 +89,10 @@ def test_an_unknown_key_is_refused_and_the_known_ones_named():
         ({"cache_size": [1]}, "--cache-size cannot be [1]", "give a size"),
         ({"cache_size": True}, "--cache-size cannot be True", "give a size"),
         ({"colour": "green"}, "--colour cannot be 'green'", "choose one of: red, blue"),
-        ({"loud": "yes"}, "--loud is 'yes'", "give true or false"),
-        ({"loud": 1}, "--loud is 1", "give true or false"),
+        ({"loud": "yes"}, "--loud cannot be 'yes'", "give on or off"),
+        ({"loud": 1}, "--loud cannot be 1", "give on or off"),
+        ({"loud": ["on"]}, "--loud cannot be ['on']", "give on or off"),
+        ({"light": "dim"}, "--light cannot be 'dim'", "give on or off"),
     ],
 )
 def test_a_value_that_does_not_parse_is_refused(values, says, remedy):
@@ -77,38 +100,6 @@ def test_a_value_that_does_not_parse_is_refused(values, says, remedy):
         build(Config, [("my file", values)])
     assert refusal.value.message == f"my file: {says}"
     assert remedy in refusal.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("4096", 4096),
-        ("24G", 24 << 30),
-        ("24g", 24 << 30),
-        ("1.5M", 3 << 19),
-        ("512k", 512 << 10),
-        ("2T", 2 << 40),
-    ],
-)
-def test_sizes(text, size):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "G", "-1", "-1G", "24GB", "24 GiB", "1KM", "0x10", "nan", "inf", "infG", "9" * 400, "ten"],
-)
-def test_what_is_no_size(text):
-    with pytest.raises(ValueError, match="give a size such as 24G"):
-        parse_size(text)
-
-
-@hypothesis.given(st.integers(0, 2**40), st.sampled_from(["", "K", "M"]))
-def test_whole_sizes_are_exact(number, unit):
-    factor = {"": 1, "K": 2**10, "M": 2**20}[unit]
-    if number * factor < 2**53:
-        assert parse_size(f"{number}{unit}") == number * factor
 
 
 def test_auto_is_a_size_left_open():

@@ -17,6 +17,7 @@ from shared.residency import (
     ResidencyTable,
     TableShape,
 )
+from shared.scan import USE_PARTS
 
 SHAPE = TableShape(3, 40)
 LOOKUP_MICROSECONDS_MAX = 5
@@ -151,9 +152,30 @@ def test_counters_do_not_touch_each_other(area, table):
     area.count_lookups(1, 0)
     area.count_fetch()
     area.count_tokens(30)
+    area.note_own_lookups(90, 11)
     area.uses[0, 0] += np.uint32(1)
+    assert area.own_lookups == (90, 11)
+    assert area.recorded == (0, 0)
     assert (area.hits, area.misses, area.fetches, area.tokens) == (8, 2, 1, 30)
     assert (area.published, area.section, int(area.uses.sum())) == (1, 1, 1)
+
+
+def test_uses_by_long_prompts_are_counted_in_parts_apart_from_the_others(area):
+    experts = np.array([3, 0, 39])
+    area.count_uses(1, experts, 1, USE_PARTS)
+    area.count_uses(1, experts, np.array([5, 1, 300]), 17)
+    area.count_uses(1, experts[:1], 2, USE_PARTS)
+    assert area.uses[1, experts].tolist() == [3, 1, 1]
+    assert area.scanned[1, experts].tolist() == [85, 17, 5100]
+    assert int(area.uses.sum()) == 5
+    assert int(area.scanned.sum()) == 5202
+    assert (area.recorded, area.hits) == ((0, 0), 0)
+
+
+def test_counts_of_uses_may_wrap(area):
+    area.scanned[0, 7] = 2**32 - 1
+    area.count_uses(0, np.array([7]), 3, 17)
+    assert int(area.scanned[0, 7]) == 50
 
 
 def test_looking_up_a_layers_experts_is_a_plain_look_into_memory(table):
@@ -197,3 +219,22 @@ def test_what_the_ring_has_overwritten_is_none(area):
     assert area.recorded_cells(0, cells) is None
     assert area.recorded_cells(cells - 5, cells).tolist() == [0, 2, 2, count % 40, 1]
     assert area.recorded_cells(7, 3) is None
+
+
+@pytest.mark.parametrize("expert_count", [1, 40])
+def test_a_record_that_is_just_being_written_is_not_read_as_an_old_one(area, expert_count):
+    """The daemon is nearly a ring behind, the client has written cells that do not count yet."""
+    record_cells = 3 + 1
+    for number in range(RING_CELLS // record_cells):
+        area.record(0, np.array([number % 40]), 1)
+    written, _ = area.recorded
+    before = area.recorded
+    behind = written - RING_CELLS
+    area.record(1, np.arange(expert_count), expert_count)
+    area._recorded[:] = before
+    longest = 3 + 40
+    for begin in range(behind, behind + longest, record_cells):
+        assert area.recorded_cells(begin, written) is None
+    begin = behind + -(-longest // record_cells) * record_cells
+    cells = area.recorded_cells(begin, written)
+    assert cells.reshape(-1, record_cells)[:, :3].tolist() == [[0, 1, 1]] * (len(cells) // 4)

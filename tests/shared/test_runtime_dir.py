@@ -116,8 +116,9 @@ def test_a_directory_that_others_may_write_is_refused(directory, mode):
 def test_a_directory_of_somebody_else_is_refused(directory, monkeypatch):
     directory.mkdir(mode=0o700)
     monkeypatch.setattr("shared.runtime_dir.os.getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(ConfigError, match="can be written by others"):
+    with pytest.raises(ConfigError, match="belongs to another user") as refusal:
         runtime_dir()
+    assert "group" in refusal.value.remedy
 
 
 @pytest.mark.parametrize("obstacle", ["run", "run/below"])

@@ -147,3 +147,12 @@ def test_the_address_is_where_the_bytes_are(fd, sealed):
     for memory in (sealed, shm.map_readonly(fd, SIZE)):
         assert ctypes.string_at(shm.address(memory), 5) == b"slabs"
         assert shm.address(memory) % mmap.PAGESIZE == 0
+
+
+def test_only_a_sealed_region_is_taken_for_one(fd):
+    """One that is given out for reading may lose its pages."""
+    readable = shm.open_readonly(fd)
+    assert not shm.is_sealed(readable)
+    os.close(readable)
+    shm.seal_readonly(fd)
+    assert shm.is_sealed(fd)

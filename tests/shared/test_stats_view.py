@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.stats_view import counted, duration, render_stats, size
+from shared.stats_view import counted, duration, render_stats
 
 NO_AHEAD = {
     "prefetch": {"issued": 0, "useful": 0, "late": 0, "wasted": 0},
@@ -18,7 +18,10 @@ def values(**host):
         "fault": None,
         "io": io | {"latency_ms_p50": 0.5, "latency_ms_p99": 2.0},
         "tiers": {"host": HOST | NO_AHEAD | host, "gpu": {"slots": 0} | NO_AHEAD},
-        "clients": [{"client": 0, "pid": 9, "tokens": 4, "hits": 3, "misses": 1}],
+        "clients": [
+            {"client": 0, "pid": 9, "tokens": 4, "hits": 3, "misses": 1}
+            | {"own_hits": 0, "own_misses": 0}
+        ],
         "since_last": {"seconds": 2.0, "hits": 0, "misses": 0, "evictions": 0, "bytes_read": 4e6},
     }  # fmt: skip
 
@@ -26,9 +29,9 @@ def values(**host):
 def test_a_screenful():
     text = render_stats(values())
     assert "demo  pid 7  up 1m01s" in text
-    assert "host      5 of 8 slots, 4 MB, resident tensors 1.5 kB" in text
+    assert "host      5 of 8 slots, 4.00 MB, resident tensors 1.50 kB" in text
     assert "lookups   40 lookups, 75.0% hits, 2 evictions" in text
-    assert "4 MB, 2.0 MB/s" in text
+    assert "4.00 MB, 2.0 MB/s" in text
     assert "  0   pid 9        4 tokens, 4 lookups, 75.0% hits" in text
     assert "gpu" not in text
     assert "ahead" not in text
@@ -65,8 +68,9 @@ def test_durations(seconds, shown):
     assert duration(seconds) == shown
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "shown"), [(0, "0 B"), (999, "999 B"), (5_308_416, "5.31 MB"), (2e12, "2 TB")]
-)
-def test_sizes(size_bytes, shown):
-    assert size(size_bytes) == shown
+def test_a_client_with_gpu_slots_of_its_own():
+    own = values()
+    assert "of its own" not in render_stats(own)
+    own["clients"][0] |= {"own_hits": 90, "own_misses": 10}
+    line = next(line for line in render_stats(own).splitlines() if "pid 9" in line)
+    assert line.endswith("; in GPU slots of its own 100 lookups, 90.0% hits")

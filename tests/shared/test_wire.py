@@ -24,7 +24,6 @@ from shared.wire import (
     Stop,
     decode,
     encode,
-    routing_id,
 )
 
 KINDS = typing.get_args(Message)
@@ -217,10 +216,3 @@ def test_a_refusal_is_raised_as_what_it_was():
 
 def test_messages_without_fields():
     assert decode(encode(Stop())) == Stop()
-
-
-@given(st.integers(0, 2**56), st.integers(0, 2**56))
-def test_routing_ids_are_tickets(left, right):
-    assert (routing_id(left) == routing_id(right)) == (left == right)
-    assert 0 < len(routing_id(left)) < 256, "what ZeroMQ takes"
-    assert routing_id(left)[:1] != b"\x00", "such are ZeroMQ's own"

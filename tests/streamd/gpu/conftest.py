@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-for _name in ("fake_gpu", "gpu_bench"):  # in the order in which they need each other
+for _name in ("fake_gpu", "gpu_bench", "gpu_daemon"):  # in the order in which they need each other
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
@@ -33,3 +33,12 @@ def make_bench():
 def bench(make_bench):
     """Two clients fit on the GPU: 8 slots, sections of 2 of 128 experts; 48 host slots."""
     return make_bench()
+
+
+@pytest.fixture
+def place(tmp_path_factory, monkeypatch):
+    """Sockets of our own; the paths of sockets may not be long."""
+    directory = tmp_path_factory.mktemp("run", numbered=True)
+    directory.chmod(0o700)
+    monkeypatch.setenv("STREAMD_RUNTIME_DIR", str(directory))
+    monkeypatch.setattr("infer.daemon.connection.map_gpu_tier", sys.modules["gpu_daemon"].map_fake)

@@ -12,9 +12,9 @@ from fake_gpu import FakeDevice
 
 from shared.errors import ReadFailed
 from shared.experts import ExpertIndex, SizeClass
+from shared.gpu_plan import GpuPlan
 from shared.residency import ClientArea, ResidencyTable, TableShape
-from streamd.planning.gpu_plan import GpuPlan
-from streamd.planning.plan import Demand, class_slots, place
+from shared.slot_plan import Demand, class_slots, place
 from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.cache_integrity import check_integrity

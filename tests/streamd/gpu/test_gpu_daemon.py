@@ -1,108 +1,28 @@
 """A whole daemon over a fake GPU, and a client of its GPU tier: real sockets, disk and protocol."""
 
-import ctypes
 import json
+import mmap
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from fake_gpu import FakeDevice, FakeLane
+from gpu_daemon import NAME, Reader, daemon, floor_bytes, stats
 
-from infer.daemon.client import SlotClient
-from infer.daemon.mapping import TierMemory
 from infer.resident.resident_weights import open_streamed
-from shared import shm
-from shared.errors import GpuError, PlanError, ReadFailed
-from shared.experts import ExpertIndex, resident_tensors
-from shared.gguf_index import GgufIndex
+from shared.errors import GpuError, GpuNotShared, NoGpuTier, PlanError, ReadFailed
+from shared.experts import resident_tensors
 from shared.resident import gpu_resident_layout
 from shared.runtime_dir import Endpoints
 from shared.stats_view import render_stats
 from shared.streamed import chosen_layers, kept_tensors
-from shared.wire import GPU_TIER, HOST_TIER, Hint, Stats, StatsRequest, Stop
+from shared.wire import GPU_TIER, HOST_TIER, Hint, Stop
 from streamd.ask import ask
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
-from streamd.planning.plan import Demand
 
-NAME = "gpu-test"
 PATIENCE_S = 20.0
-
-
-def map_fake(attached, arena_fd, resident_fd):
-    """What infer.daemon.gpu_mapping does, with a fake GPU's memory."""
-    arena = shm.map_readonly(arena_fd, attached.arena_bytes)
-    resident = shm.map_readonly(resident_fd, attached.resident_bytes)
-    return TierMemory("cuda:0", True, shm.address(arena), shm.address(resident), (arena, resident))
-
-
-@pytest.fixture
-def place(tmp_path_factory, monkeypatch):
-    """Sockets of our own; the paths of sockets may not be long."""
-    directory = tmp_path_factory.mktemp("run", numbered=True)
-    directory.chmod(0o700)
-    monkeypatch.setenv("STREAMD_RUNTIME_DIR", str(directory))
-    monkeypatch.setattr("infer.daemon.connection.map_gpu_tier", map_fake)
-
-
-@contextmanager
-def daemon(model, gpu, **options):
-    """A daemon in a thread of this process, over a fake GPU."""
-    config = StreamdConfig(model=model, name=NAME, **options)
-    with Daemon(config, Endpoints.of(NAME), lambda ordinal: gpu) as running:
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        try:
-            yield running
-        finally:
-            ask(NAME, Stop())
-            thread.join()
-
-
-class Reader:
-    def __init__(self, model, tier=GPU_TIER):
-        self.index = GgufIndex.open(model)
-        self.experts = ExpertIndex.from_gguf(self.index)
-        self.client = SlotClient(NAME, self.index, self.experts, tier)
-        self.file = np.memmap(model, np.uint8, mode="r")
-
-    def read(self, layer, experts):
-        """Compare slabs with the file while they may be read."""
-
-        def compare(places, addresses):
-            for place, starts in zip(places, addresses.tolist(), strict=True):
-                expert = experts[place]
-                parts = self.experts.extents(layer, expert)
-                for start, part in zip(starts, parts, strict=True):
-                    wanted = self.file[part.offset : part.offset + part.length].tobytes()
-                    assert ctypes.string_at(start, part.length) == wanted
-
-        self.client.read(layer, np.array(experts), 1, compare)
-
-    def compare(self, tensor, address):
-        """A resident tensor with the file."""
-        wanted = self.file[tensor.offset : tensor.offset + tensor.byte_count].tobytes()
-        assert ctypes.string_at(address, tensor.byte_count) == wanted
-
-    def read_all(self):
-        """Every expert of the model, a section at a time."""
-        for size_class in self.experts.classes:
-            for layer in size_class.layers:
-                wave = self.client.wave_experts(layer)
-                for first in range(0, self.experts.n_experts, wave):
-                    self.read(layer, list(range(first, min(first + wave, self.experts.n_experts))))
-
-
-def stats():
-    answer = ask(NAME, StatsRequest())
-    assert isinstance(answer, Stats)
-    return answer.values
-
-
-def floor_bytes(model):
-    return Demand.of(ExpertIndex.from_gguf(GgufIndex.open(model)), 256).floor_bytes
 
 
 def test_every_slab_arrives_through_a_small_gpu_cache(place, demo_model):
@@ -210,8 +130,31 @@ def test_a_failed_read_reaches_the_client(place, demo_model, monkeypatch):
 
 
 def test_without_a_gpu_tier_a_gpu_client_is_refused(place, demo_model):
-    with daemon(demo_model, FakeDevice(), gpu_cache=0), pytest.raises(GpuError, match="no gpu"):
+    with daemon(demo_model, FakeDevice(), gpu_cache=0), pytest.raises(NoGpuTier, match="no gpu"):
         Reader(demo_model)
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cuda:0"}, {"gpu_cache": 1 << 30}])
+def test_a_gpu_that_cannot_be_shared_leaves_the_host_tier(place, demo_model, options, caplog):
+    """Also where it was asked for: clients upload for themselves then."""
+
+    def not_shared(ordinal):
+        raise GpuNotShared("this GPU cannot share its memory", "use Linux itself")
+
+    config = StreamdConfig(model=demo_model, name=NAME, **options)
+    with Daemon(config, Endpoints.of(NAME), not_shared) as running:
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        with pytest.raises(GpuNotShared, match="this GPU cannot share its memory"):
+            Reader(demo_model)
+        reader = Reader(demo_model, HOST_TIER)
+        reader.read(reader.experts.classes[0].layers[0], [0, 3])
+        align = reader.client.mapping.attached.align
+        reader.client.close()
+        ask(NAME, Stop())
+        thread.join()
+    assert align % mmap.PAGESIZE == 0, "slots can be pinned one by one"
+    assert "no GPU tier: this GPU cannot share its memory; a client of the GPU keeps" in caplog.text
 
 
 def test_auto_does_without_a_gpu_that_is_too_small(place, demo_model):

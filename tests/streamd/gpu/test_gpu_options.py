@@ -7,8 +7,8 @@ from fake_gpu import FakeDevice
 from gpu_bench import some_experts
 
 from shared.daemon_options import DaemonOptions, parse_device
-from shared.errors import ConfigError, GpuError
-from streamd.planning.layer_choice import Residents
+from shared.errors import ConfigError, GpuError, GpuNotShared
+from shared.layer_choice import Residents
 from streamd.tiers.gpu_tier import open_gpu
 
 
@@ -72,6 +72,16 @@ def test_auto_does_without_and_says_why(caplog):
 def test_a_wanted_one_that_is_not_there_is_an_error():
     with pytest.raises(GpuError):
         open_with(True, no_gpu)
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_one_that_cannot_be_shared_is_told_of_whether_wanted_or_not(wanted):
+    def not_shared(ordinal):
+        raise GpuNotShared("its memory cannot be shared")
+
+    with pytest.raises(GpuNotShared):
+        open_with(wanted, not_shared)
+    assert open_with(False, not_shared) is None
 
 
 def test_the_device_that_is_named_is_opened():

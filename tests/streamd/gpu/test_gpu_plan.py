@@ -7,9 +7,9 @@ import pytest
 from gpu_bench import some_experts
 
 from shared.errors import PlanError
-from shared.options import parse_size
-from streamd.planning.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, plan_gpu
-from streamd.planning.layer_choice import Residents
+from shared.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES, plan_gpu
+from shared.layer_choice import Residents
+from shared.sizes import parse_size
 
 MIB = 1 << 20
 RESERVE_BYTES = 256 * MIB
@@ -95,7 +95,7 @@ def test_vram_beyond_what_is_free_changes_nothing():
 
 
 def test_vram_below_the_floor_is_refused_with_what_would_do():
-    with pytest.raises(PlanError, match="at least: the daemon's context 527 MiB") as caught:
+    with pytest.raises(PlanError, match="at least: the daemon's context 553 MB") as caught:
         plan_within(600 * MIB)
     wanted = re.search(r"--vram (\w+)", caught.value.remedy)[1]
     assert plan_within(parse_size(wanted)).layout.slot_count >= 8

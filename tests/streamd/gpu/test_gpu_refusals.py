@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.errors import ConfigError, GpuError
+from shared.errors import ConfigError, GpuNotShared
 from streamd.gpu import cuda_device
 
 
@@ -41,12 +41,62 @@ class PoorDriver:
 def test_a_driver_that_cannot_share_is_refused_with_a_way_out(monkeypatch, lacking):
     driver = PoorDriver(**{"mapping": 1, "descriptors": 1, lacking: 0})
     monkeypatch.setattr(cuda_device, "load_driver", lambda: driver)
-    with pytest.raises(GpuError, match=r"Poor GPU cannot share its memory.*WSL2") as caught:
+    with pytest.raises(GpuNotShared, match=r"Poor GPU cannot share its memory.*WSL2"):
         cuda_device.CudaDevice(0)
-    assert "--gpu-cache 0" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("count", "remedy"), [(0, "--gpu-cache 0"), (2, "cuda:0 to cuda:1")])
+class DishonestDriver(PoorDriver):
+    """It says that it can share, and refuses when it comes to it; contexts it has."""
+
+    CUmemAllocationGranularity_flags = SimpleNamespace(
+        CU_MEM_ALLOC_GRANULARITY_RECOMMENDED="recommended"
+    )
+    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1)
+
+    def __init__(self):
+        super().__init__(mapping=1, descriptors=1)
+        self.contexts = self.allocations = 0
+
+    def CUmemAllocationProp(self):
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        self.contexts += 1
+        return 0, "context"
+
+    def cuDevicePrimaryCtxRelease(self, device):
+        self.contexts -= 1
+        return (0,)
+
+    def cuCtxSetCurrent(self, context):
+        return (0,)
+
+    def cuMemGetAllocationGranularity(self, properties, kind):
+        return 0, 1 << 21
+
+    def cuMemCreate(self, size_bytes, properties, flags):
+        self.allocations += 1
+        return 0, "handle"
+
+    def cuMemRelease(self, handle):
+        self.allocations -= 1
+        return (0,)
+
+    def cuMemExportToShareableHandle(self, handle, kind, flags):
+        return SimpleNamespace(name="CUDA_ERROR_NOT_SUPPORTED"), None
+
+
+def test_a_driver_that_only_says_that_it_can_is_refused_too(monkeypatch):
+    driver = DishonestDriver()
+    monkeypatch.setattr(cuda_device, "load_driver", lambda: driver)
+    with pytest.raises(GpuNotShared, match="cuMemExportToShareableHandle says CUDA_ERROR_NOT_SUPP"):
+        cuda_device.CudaDevice(0)
+    assert (driver.contexts, driver.allocations) == (0, 0)
+
+
+@pytest.mark.parametrize(("count", "remedy"), [(0, "--device cpu"), (2, "cuda:0 to cuda:1")])
 def test_a_device_that_is_not_there_is_refused(monkeypatch, count, remedy):
     monkeypatch.setattr(cuda_device, "load_driver", lambda: PoorDriver(count))
     with pytest.raises(ConfigError, match="no cuda:2") as caught:

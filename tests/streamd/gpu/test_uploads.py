@@ -9,6 +9,7 @@ from gpu_bench import N_EXPERTS, N_LAYERS
 from shared.errors import PlanError
 from shared.residency import ClientArea
 from streamd.slot_cache.stalls import stalled_clients
+from streamd.tiers.gpu_tier import LINGER_MS
 from streamd.tiers.uploads import LANE_COUNT
 
 HOST_CLIENT = 7
@@ -251,3 +252,21 @@ def test_random_walks(make_bench, seed):
         client.area.leave()
         bench.bring(client, 0, 0, 1)
     assert np.count_nonzero(bench.table.gpu_slots >= 0) > 2
+
+
+def test_it_is_busy_for_a_while_after_the_last_copy(bench):
+    """So that the main loop does not go to sleep just before the next fetch."""
+    client = bench.attach(0)
+    assert not bench.gpu.is_busy()
+    client.ask(0, 5)
+    bench.turn()
+    for slot in list(bench.reads):
+        bench.finish_read(slot)
+    bench.turn()
+    assert bench.gpu.is_busy()
+    bench.device.finish()
+    bench.turn()
+    bench.now_ms += LINGER_MS / 2
+    assert bench.gpu.is_busy()
+    bench.now_ms += LINGER_MS
+    assert not bench.gpu.is_busy()

@@ -9,17 +9,19 @@ from gguf_factory import hy3_model
 from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
-from shared.errors import ConfigError, PlanError
+from shared.errors import ConfigError, GpuNotShared, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
+from shared.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES
 from shared.io_choice import Rate
+from shared.sizes import parse_size
 from streamd.commands.io_best import IoBest, reads_of, save_best
 from streamd.config import StreamdConfig
 from streamd.planning import model_plan
-from streamd.planning.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES
 from streamd.planning.model_plan import SYSTEM_BYTES, plan_model
+from streamd.planning.plan import AUTO_SHARE
 from streamd.planning.plan_options import MachineOptions
-from streamd.planning.plan_view import plan_values, render_plan, three_digits
+from streamd.planning.plan_view import plan_values, render_plan
 
 GB = 1 << 30
 
@@ -84,6 +86,25 @@ def test_the_client_has_what_its_context_and_chunk_take(described, model):
     assert plan_values(described(gpu_reserve=5 << 20))["gpu"]["reserve_bytes"] == 5 << 20
 
 
+def test_slots_get_the_memory_of_tensors_that_the_gpu_alone_has(described):
+    shared, alone = (plan_values(described(cpu_clients=keep)) for keep in (True, False))
+    assert shared["resident_bytes"] == alone["resident_bytes"] == shared["host_resident_bytes"]
+    assert alone["host_resident_bytes"] == 0
+    gained_bytes = alone["host_bytes"] - shared["host_bytes"]
+    slot_bytes = shared["host_bytes"] / shared["slots"]
+    assert gained_bytes == pytest.approx(AUTO_SHARE * shared["resident_bytes"], abs=2 * slot_bytes)
+    assert "in GPU memory alone" in render_plan(described(cpu_clients=False))
+    assert "in GPU memory alone" not in render_plan(described())
+
+
+def test_streamed_layers_stay_in_ram(described):
+    for wanted in (None, 0):
+        values = plan_values(described(gpu_resident=wanted, cpu_clients=False))
+        streamed_bytes = values["gpu"]["streamed_bytes"]
+        assert (streamed_bytes > 0) == (wanted == 0)
+        assert streamed_bytes <= values["host_resident_bytes"] <= 1.3 * streamed_bytes
+
+
 def test_more_memory_is_never_slower(described):
     rates = [
         plan_values(described(ram=ram, vram=2 * GB))["forecast"]["tokens_per_s"]["disk"]
@@ -119,7 +140,7 @@ def test_streamed_layers_cost_their_bytes_of_every_token(described):
         plans[1].misses.gpu * plans[1].token_bytes + streamed_bytes, abs=1
     )
     assert moved[1] > moved[0]
-    assert "without 40 layers to be streamed" in render_plan(plans[1])
+    assert "those of 40 layers are streamed" in render_plan(plans[1])
     assert "streamed" not in render_plan(plans[0])
 
 
@@ -185,44 +206,30 @@ def test_what_moves_nothing_has_no_bound_and_asks_for_no_rate(described):
     assert "rate unknown" not in text
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (60281.6, "60,300"),
-        (999.6, "1,000"),
-        (12.345, "12.3"),
-        (5.7675, "5.77"),
-        (0.08294, "0.0829"),
-    ],
-)
-def test_figures_have_three_digits(value, shown):
-    assert three_digits(value) == shown
-
-
-def least_mib(error: PlanError) -> int:
-    return int(re.search(r"--ram (\d+)M or more", error.remedy)[1])
+def least_ram(error: PlanError) -> int:
+    return parse_size(re.search(r"--ram (\d+MB) or more", error.remedy)[1])
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"host_cache": 200 << 20}, {"vram": None, "device": "cpu"}]
 )
 def test_ram_that_is_too_little_is_told_with_the_least_that_will_do(described, options):
-    with pytest.raises(PlanError, match="the system and the processes 2,048 MiB") as refused:
+    with pytest.raises(PlanError, match="the system and the processes 2,147 MB") as refused:
         described(ram=1500 << 20, **options)
     assert "--host-cache" not in refused.value.remedy, "no cache fits what is left"
-    least = least_mib(refused.value)
-    described(ram=least << 20, **options)
-    with pytest.raises(PlanError, match=f"is less than the {least:,} MiB"):
-        described(ram=(least - 1) << 20, **options)
+    least = least_ram(refused.value)
+    described(ram=least, **options)
+    with pytest.raises(PlanError, match="is less than"):
+        described(ram=least - 10**6, **options)
 
 
 def test_a_host_cache_that_does_not_fit_the_described_ram(described):
     with pytest.raises(PlanError, match="--host-cache") as refused:
         described(ram=3 * GB, host_cache=2 * GB)
-    fitting = int(re.search(r"or --host-cache (\d+)M", refused.value.remedy)[1])
-    assert plan_values(described(ram=3 * GB, host_cache=fitting << 20))["budget_bytes"] < GB
-    described(ram=least_mib(refused.value) << 20, host_cache=2 * GB)
-    with pytest.raises(PlanError, match="a host cache of 1 MiB cannot hold"):
+    fitting = parse_size(re.search(r"or --host-cache (\d+MB)", refused.value.remedy)[1])
+    assert plan_values(described(ram=3 * GB, host_cache=fitting))["budget_bytes"] == fitting
+    described(ram=least_ram(refused.value), host_cache=2 * GB)
+    with pytest.raises(PlanError, match=r"a host cache of 1\.0 MB cannot hold"):
         described(ram=3 * GB, host_cache=1 << 20)
 
 
@@ -244,3 +251,13 @@ def test_a_trace_of_another_model_is_refused(described, tmp_path):
     path.write_text(json.dumps({"format": "streamd-trace"} | header) + "\n")
     with pytest.raises(ConfigError, match="of a model with 2 layers of 4 experts"):
         described(trace=path)
+
+
+def test_a_gpu_that_cannot_be_shared_is_named(model, monkeypatch):
+    def not_shared(ordinal):
+        raise GpuNotShared("this GPU cannot share its memory", "use Linux itself")
+
+    monkeypatch.setattr(model_plan, "CudaDevice", not_shared)
+    plan = plan_model(StreamdConfig(model=model), MachineOptions())
+    assert plan.gpu is None
+    assert plan.gpu_refusal == "this GPU cannot share its memory (use Linux itself)"

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from shared.arena import slot_bytes
 from shared.errors import PlanError
 from shared.experts import ExpertIndex, SizeClass
-from shared.options import parse_size
-from streamd.planning.plan import AUTO_SHARE, FLOOR_CLIENTS, WAVE_DIVISOR, plan_host
+from shared.sizes import parse_size
+from shared.slot_plan import FLOOR_CLIENTS, WAVE_DIVISOR
+from streamd.planning.plan import AUTO_SHARE, plan_host
 
 ALIGN = 4096
 PLENTY = 1 << 50
@@ -109,7 +110,7 @@ def test_beyond_the_memory_there_is():
     full_bytes = plan(experts, PLENTY).full_bytes
     resident_bytes = 10 << 20
     plan(experts, PLENTY, resident_bytes, full_bytes + resident_bytes)
-    with pytest.raises(PlanError, match="10 MiB of resident tensors do not fit") as refusal:
+    with pytest.raises(PlanError, match=r"10\.5 MB of resident tensors do not fit") as refusal:
         plan(experts, PLENTY, resident_bytes, full_bytes + resident_bytes - 1)
     assert "smaller --host-cache" in refusal.value.remedy
 

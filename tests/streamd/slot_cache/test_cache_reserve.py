@@ -1,9 +1,11 @@
 """The host cache: what is kept for whom, and who has to go."""
 
 import numpy as np
+import pytest
 from cache_bench import CacheBench
 
 from shared.residency import MAX_CLIENTS
+from shared.scan import USE_PARTS, use_parts
 from streamd.slot_cache.grants import Wishes
 
 # Reserve and age
@@ -177,6 +179,46 @@ def test_hot_experts_survive_a_scan():
     bench.press(client, range(64))
     bench.press(client, range(64))
     assert hot <= bench.resident(0)
+
+
+@pytest.mark.parametrize("token_count", [600, 2000, 8000])
+def test_a_long_prompt_does_not_put_out_what_decoding_uses(token_count):
+    """Two layers of 64 experts, top-2; a third of them fit, less what sections have in reserve.
+
+    Decoding chooses among twelve a layer; then a prompt of which each expert gets its part.
+    """
+    n_experts, top_k, hot_count = 64, 2, 12
+    bench = CacheBench(class_slots=(44,), waves=(2,), layer_class=(0, 0), n_experts=n_experts)
+    client, other = bench.attach(0), bench.attach(1)
+    rng = np.random.default_rng(1)
+
+    def section(who, layer, experts, use_count, parts):
+        bench.now_ms += 10
+        who.enter()
+        missing = set(experts) - bench.resident(layer)
+        who.area.count_uses(layer, np.array(experts), use_count, parts)
+        if missing:
+            who.fetch(layer, missing)
+            bench.step()
+            bench.finish_all()
+        who.leave()
+        return len(missing)
+
+    def decode(token_count):
+        return sum(
+            section(client, layer, rng.choice(hot_count, 2, replace=False).tolist(), 1, USE_PARTS)
+            for _ in range(token_count)
+            for layer in (0, 1)
+        )
+
+    decode(200)
+    assert decode(50) == 0
+    parts = use_parts(token_count, top_k, n_experts)
+    use_count = token_count * top_k // n_experts
+    for layer in (0, 1):
+        for first in range(0, n_experts, 2):
+            section(other, layer, [first, first + 1], use_count, parts)
+    assert decode(50) <= 2
 
 
 def test_the_uses_of_one_that_has_left_count_on():

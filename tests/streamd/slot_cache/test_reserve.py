@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from shared.residency import NONE_EPOCH, ClientArea, TableShape
+from shared.slots import ClassSlots
 from streamd.slot_cache.cache_client import CacheClient
 from streamd.slot_cache.reserve import AHEAD_DIVISOR, MAX_AHEAD_SLOTS, Reserve
-from streamd.slot_cache.slots import ClassSlots
 
 SHAPE = TableShape(1, 64)
 WAVE = 3

@@ -38,7 +38,9 @@ class ClassSlots:
         self.count = count
         self.wave_experts = wave_experts
         self.holds_all = count >= expert_count
-        self.state: npt.NDArray[np.int8] = np.zeros(count, np.int8)
+        # For one slot, of all: numpy takes long to compare a number of its own with an enum's.
+        self._states = bytearray(count)
+        self.state: npt.NDArray[np.int8] = np.frombuffer(self._states, np.int8)
         self.key: npt.NDArray[np.int32] = np.full(count, NO_KEY, np.int32)
         self.pin_count: npt.NDArray[np.int32] = np.zeros(count, np.int32)
         self.free = list(range(first + count - 1, first - 1, -1))
@@ -71,7 +73,7 @@ class ClassSlots:
         return self.usable_count - len(self.free)
 
     def state_of(self, slot: int) -> SlotState:
-        return SlotState(self.state[slot - self.first])
+        return SlotState(self._states[slot - self.first])
 
     def key_of(self, slot: int) -> int:
         return int(self.key[slot - self.first])
@@ -129,14 +131,14 @@ class ClassSlots:
     def pin(self, slot: int) -> None:
         index = slot - self.first
         self.pin_count[index] += 1
-        if self.pin_count[index] == 1 and self.state[index] == SlotState.LIVE:
+        if self.pin_count[index] == 1 and self._states[index] == SlotState.LIVE:
             self.pinned_live_count += 1
 
     def unpin(self, slot: int) -> None:
         index = slot - self.first
         self.pin_count[index] -= 1
         assert self.pin_count[index] >= 0, f"slot {slot} unpinned twice"
-        if self.pin_count[index] == 0 and self.state[index] == SlotState.LIVE:
+        if self.pin_count[index] == 0 and self._states[index] == SlotState.LIVE:
             self.pinned_live_count -= 1
 
     def evictable(self) -> npt.NDArray[np.int32]:
@@ -146,12 +148,12 @@ class ClassSlots:
 
     def is_evictable(self, slot: int) -> bool:
         index = slot - self.first
-        return bool(self.state[index] == SlotState.LIVE and self.pin_count[index] == 0)
+        return self._states[index] == SlotState.LIVE and not self.pin_count[index]
 
     def _move(self, slot: int, before: SlotState, after: SlotState) -> None:
         index = slot - self.first
-        assert self.state[index] == before, f"slot {slot} is {self.state_of(slot).name}"
-        self.state[index] = after
+        assert self._states[index] == before, f"slot {slot} is {self.state_of(slot).name}"
+        self._states[index] = after
 
     def check_integrity(self) -> None:
         counts = {state: int((self.state == state).sum()) for state in SlotState}

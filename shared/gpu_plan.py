@@ -8,22 +8,30 @@ free   = [ resident tensors | expert slots | a client's context | its KV cache a
 from dataclasses import dataclass
 
 from shared.arena import GPU_ALIGN_BYTES, ArenaLayout, round_up
+from shared.client_memory import check_context, client_bytes
+from shared.daemon_options import DaemonOptions
 from shared.errors import PlanError
-from shared.experts import ExpertIndex
-from streamd.planning.layer_choice import (
+from shared.experts import ExpertIndex, resident_tensors
+from shared.gguf_index import GgufIndex
+from shared.layer_choice import (
     NOTHING_STREAMED,
     SLOT_FLOORS,
     LayerChoice,
     Residents,
     choose_layers,
 )
-from streamd.planning.plan import Demand, mib, place
+from shared.resident import gpu_resident_layout
+from shared.sizes import at_least, at_most, mb
+from shared.slot_plan import Demand, place
+from shared.streamed import streamable_layers
 
 # A client's context: 527 MiB bare on an H200, and its kernels. The daemon's own is there already
 # when what is free is looked up.
 CLIENT_CONTEXT_BYTES = 640 << 20
 # The daemon's own, which loads no kernels: bare, on an H200; less on smaller cards.
 DAEMON_CONTEXT_BYTES = 527 << 20
+# What a context grows by once it has kernels.
+KERNEL_BYTES = CLIENT_CONTEXT_BYTES - DAEMON_CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,14 @@ def plan_gpu(
     granularity_bytes: int,
     reserve_bytes: int,
     vram_bytes: int | None = None,
+    context_bytes: int = CLIENT_CONTEXT_BYTES,
 ) -> GpuPlan:
     """Slots for a budget in bytes (None: all that is free), and the layers to be streamed.
 
-    free_bytes: with the daemon's own context already there; reserve_bytes: left to the clients
-    besides a context; vram_bytes: what daemon and one client may take together, if that is less
-    than what is free. The arena, rounded up to the granularity, is never more than the budget.
+    free_bytes: with the planner's own context already there; reserve_bytes: left to the clients
+    besides a context, for which there are context_bytes; vram_bytes: what daemon and one client may
+    take together, if that is less than what is free. A client that plans for itself is both, and
+    needs KERNEL_BYTES more. The arena, rounded up to the granularity, never exceeds the budget.
     Raises PlanError below the floor or beyond the memory there is.
     """
     if vram_bytes is not None:
@@ -70,7 +80,7 @@ def plan_gpu(
     def other_bytes(choice: LayerChoice) -> tuple[int, int]:
         """Of resident tensors, and of a client."""
         resident_bytes = round_up(residents.total_bytes - choice.streamed_bytes, granularity_bytes)
-        return resident_bytes, CLIENT_CONTEXT_BYTES + reserve_bytes + choice.buffers_bytes
+        return resident_bytes, context_bytes + reserve_bytes + choice.buffers_bytes
 
     def fits(choice: LayerChoice) -> bool:
         floors = SLOT_FLOORS if choice.layers else 1
@@ -86,17 +96,17 @@ def plan_gpu(
         if vram_bytes is not None and vram_bytes - DAEMON_CONTEXT_BYTES <= free_bytes:
             raise _vram_error(vram_bytes, resident_bytes, kept_bytes, floor_bytes)
         raise PlanError(
-            f"a GPU cache of {mib(max(0, min(chosen, room_bytes)))} cannot hold the"
-            f" {mib(floor_bytes)} this model needs at least; of {mib(free_bytes)} that are free,"
-            f" {mib(resident_bytes)} are for resident tensors and {mib(kept_bytes)} for a client",
-            f"give --gpu-cache {floor_bytes >> 20}M or more, a smaller --gpu-reserve or"
-            " --gpu-resident, or end other programs on the GPU; --gpu-cache 0 does without it",
+            f"a GPU cache of {mb(max(0, min(chosen, room_bytes)))} cannot hold the"
+            f" {mb(floor_bytes)} this model needs at least; of {mb(free_bytes)} that are free,"
+            f" {mb(resident_bytes)} are for resident tensors and {mb(kept_bytes)} for a client",
+            f"give --gpu-cache {at_least(floor_bytes)} or more, a smaller --gpu-reserve or"
+            " --gpu-resident, or end other programs on the GPU; --device cpu does without it",
         )
     if chosen > room_bytes:
         raise PlanError(
-            f"a GPU cache of {mib(chosen)}, {mib(resident_bytes)} of resident tensors and"
-            f" {mib(kept_bytes)} for a client do not fit the {mib(free_bytes)} that are free",
-            f"give --gpu-cache {max(0, room_bytes) >> 20}M or less, or a smaller --gpu-reserve or"
+            f"a GPU cache of {mb(chosen)}, {mb(resident_bytes)} of resident tensors and"
+            f" {mb(kept_bytes)} for a client do not fit the {mb(free_bytes)} that are free",
+            f"give --gpu-cache {at_most(room_bytes)} or less, or a smaller --gpu-reserve or"
             " --gpu-resident",
         )
     layout, waves = place(experts, demand, chosen)
@@ -105,7 +115,7 @@ def plan_gpu(
         layout,
         waves,
         chosen,
-        demand.floor_bytes,
+        floor_bytes,
         full_bytes,
         resident_bytes,
         reserve_bytes,
@@ -115,14 +125,29 @@ def plan_gpu(
     )
 
 
+def gpu_residents(options: DaemonOptions, index: GgufIndex) -> Residents:
+    total_bytes = gpu_resident_layout(resident_tensors(index)).total_bytes
+    layers = streamable_layers(index)
+    layer_bytes = {number: layout.total_bytes for number, layout in layers.items()}
+    return Residents(total_bytes, layer_bytes, options.gpu_resident)
+
+
+def client_reserve(options: DaemonOptions, index: GgufIndex) -> int:
+    """Bytes of GPU memory left to the clients besides a context; ConfigError for their --ctx."""
+    check_context(index, options.ctx)
+    if options.gpu_reserve is not None:
+        return options.gpu_reserve
+    return client_bytes(index, options.ctx, options.chunk)
+
+
 def _vram_error(
     vram_bytes: int, resident_bytes: int, kept_bytes: int, floor_bytes: int
 ) -> PlanError:
     needed_bytes = DAEMON_CONTEXT_BYTES + resident_bytes + kept_bytes + floor_bytes
     return PlanError(
-        f"--vram {mib(vram_bytes)} is less than the {mib(needed_bytes)} this model needs at least:"
-        f" the daemon's context {mib(DAEMON_CONTEXT_BYTES)}, resident tensors"
-        f" {mib(resident_bytes)}, a client {mib(kept_bytes)}, slots {mib(floor_bytes)}",
-        f"give --vram {-(-needed_bytes // 2**20)}M or more, a smaller --ctx or --chunk, or --device"
+        f"--vram {mb(vram_bytes)} is less than the {mb(needed_bytes)} this model needs at least:"
+        f" the daemon's context {mb(DAEMON_CONTEXT_BYTES)}, resident tensors"
+        f" {mb(resident_bytes)}, a client {mb(kept_bytes)}, slots {mb(floor_bytes)}",
+        f"give --vram {at_least(needed_bytes)} or more, a smaller --ctx or --chunk, or --device"
         " cpu",
     )

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamd.slot_cache.policy import LfuAgeing
-from streamd.slot_cache.slots import ClassSlots
+from shared.policy import LfuAgeing
+from shared.slots import ClassSlots
 
 # A batch is this share of a class, so that looking at all of its slots is rare.
 BATCH_DIVISOR = 16
@@ -53,7 +53,9 @@ class VictimChooser:
     def _refill(self, count: int, chosen: list[int]) -> None:
         self._refresh()
         slots = self._slots
-        candidates = np.setdiff1d(slots.evictable(), np.array(chosen, np.int32))
+        candidates = slots.evictable()
+        if chosen:
+            candidates = candidates[~np.isin(candidates, chosen)]
         if not len(candidates):
             return
         batch_count = min(len(candidates), max(count, slots.count // BATCH_DIVISOR))

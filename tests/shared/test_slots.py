@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.residency import NONE_EPOCH
-from streamd.slot_cache.slots import NO_KEY, ClassSlots, SlotState
+from shared.slots import NO_KEY, ClassSlots, SlotState
 
 FIRST, COUNT = 100, 6
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamd.slot_cache.policy import HALF_LIFE_ROUNDS, LfuAgeing
+from shared.policy import HALF_LIFE_ROUNDS, LfuAgeing
 
 KEYS = 4
 
@@ -37,6 +37,28 @@ def test_the_default_half_life():
     assert policy.heat[0] == half_life_lookups - 1
     policy.absorb(uses(1, 0, 0, 0))
     assert policy.heat[0] == half_life_lookups / 2
+
+
+@pytest.mark.parametrize("count", [1, 7, 48, 500])
+def test_uses_absorbed_at_once_weigh_as_if_one_by_one(count):
+    """To within what the order of two experts' uses makes out."""
+    stepped, at_once = LfuAgeing(KEYS, 4), LfuAgeing(KEYS, 4)
+    for policy in (stepped, at_once):
+        policy.absorb(uses(5, 0, 0, 1))
+    for number in range(3 * count):
+        stepped.absorb(uses(0, number % 3 != 0, number % 3 == 0, 0))
+    at_once.absorb(uses(0, 2 * count, count, 0))
+    np.testing.assert_allclose(at_once.heat, stepped.heat, atol=0.5)
+    assert at_once.heat[1] == pytest.approx(2 * at_once.heat[2])
+
+
+def test_parts_of_uses_add_up():
+    policy = LfuAgeing(KEYS, half_life_rounds=1)
+    for _ in range(7):
+        policy.absorb(np.array([0.5, 0, 0, 0]))
+    assert policy.heat[0] == 3.5
+    policy.absorb(np.array([0, 0.5, 0, 0]))
+    assert policy.heat.tolist() == [1.75, 0.25, 0, 0]
 
 
 @pytest.mark.timeout(5)

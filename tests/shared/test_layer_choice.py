@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamd.planning.layer_choice import NOTHING_STREAMED, Residents, choose_layers
+from shared.layer_choice import NOTHING_STREAMED, Residents, choose_layers
 
 SIZES = st.dictionaries(st.integers(0, 99), st.integers(1, 1000), max_size=30)
 

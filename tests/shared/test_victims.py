@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamd.slot_cache.policy import LfuAgeing
-from streamd.slot_cache.slots import ClassSlots
-from streamd.slot_cache.victims import BATCH_DIVISOR, VictimChooser
+from shared.policy import LfuAgeing
+from shared.slots import ClassSlots
+from shared.victims import BATCH_DIVISOR, VictimChooser
 
 FIRST = 10
 
