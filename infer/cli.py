@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infer.config import ChatConfig, DraftConfig, ModelConfig
-from infer.session import SHARED_CHOICES, Session
+from infer.session import OWN_SLOT_CHOICES, SHARED_CHOICES, Session
 from infer.signals import ended_by_signals, leave_at_once
 from shared.command import EXIT_INTERRUPTED, run_command
 from shared.completion import SHELLS, completion_script
@@ -97,8 +97,9 @@ def _add_options(command: argparse.ArgumentParser, options: type[ModelConfig]) -
     )
     daemon = command.add_argument_group(
         "the daemon",
-        f"Of these a daemon that runs already leaves {', '.join(SHARED_CHOICES)} to this command;"
-        " the others are for one that is started for it.",
+        f"Of these a daemon that runs already leaves {', '.join(SHARED_CHOICES)} to this command,"
+        f" and where it has no GPU slots {', '.join(OWN_SLOT_CHOICES)}; the others are for one that"
+        " is started for it.",
     )
     add_options(daemon, DaemonOptions)
 

@@ -9,6 +9,7 @@ from shared.options import option, parse_count
 
 AUTO_PREFETCH = "auto"
 NO_PREFETCH = "off"
+LANE_OFF, LANE_ON, LANE_AUTO = "off", "on", "auto"
 NO_DRAFT = "none"
 MTP_DRAFT = "mtp"
 
@@ -51,6 +52,14 @@ class ModelConfig(DaemonOptions):
         " layers ahead, 1 to 3",
         choices=(AUTO_PREFETCH, NO_PREFETCH, "1", "2", "3"),
         metavar="LAYERS",
+    )
+    compute_lane: str = option(
+        LANE_OFF,
+        "on a GPU, let the CPU compute experts of the host cache, which need not be uploaded then:"
+        f" {LANE_OFF}, {LANE_ON}, or {LANE_AUTO}, if tokens are measured to take less time so; it"
+        " changes the last bits",
+        choices=(LANE_OFF, LANE_ON, LANE_AUTO),
+        metavar="WHEN",
     )
     threads: int = option(
         0, "CPU threads (default: as many as there are processors)", parse=parse_count, metavar="N"

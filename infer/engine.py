@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,14 +29,19 @@ from infer.families import Parts, family_of
 from infer.families.parts import Instrument
 from infer.kernels.choose import choose_kernels
 from infer.kernels.scratch import KernelBounds
+from infer.lane.hints import LaneHints
+from infer.lane.open_lane import open_lane
 from infer.model import ModelShape
 from infer.resident.resident_weights import open_streamed, open_weights
+from infer.uploads.client import UploadingClient
 from shared.client_memory import DEFAULT_CONTEXT
 from shared.errors import ConfigError, GpuError, RequestError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
+from shared.sizes import mb
 
 if TYPE_CHECKING:
+    from infer.lane.compute_lane import ComputeLane
     from infer.recorded.decode_graphs import DecodeGraphs
     from infer.recorded.decode_program import DecodeProgram
 
@@ -46,8 +52,8 @@ class Engine:
     """Attached to the daemon `name`, which serves the file of `index`.
 
     With a `recovery` it outlives that daemon: what is bound to the daemon's memory (`model`,
-    `kernels`, `mtp`, `prefetch`, `graphs`) is let go of when it has gone and built anew on the next
-    one's, while `kv` stays, and the tokens under way are computed again.
+    `kernels`, `mtp`, `prefetch`, `lane`, `graphs`) is let go of when it has gone and built anew on
+    the next one's, while `kv` stays, and the tokens under way are computed again.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class Engine:
         instrument: Instrument | None = None,
         recovery: Recovery | None = None,
     ) -> None:
-        self._index, self._config, self._instrument = index, config, instrument
+        self._index, self._name, self._config, self._instrument = index, name, config, instrument
         self.recovery = recovery
         self._family = family_of(index)
         self.shape = self._family.read_shape(index)
@@ -66,7 +72,8 @@ class Engine:
         self.watcher: Tap | None = None  # sees the layers of whole prompts as they are computed
         context = _context(config.ctx, self.shape.context_length)
         self._experts = ExpertIndex.from_gguf(index)
-        self.client = attach(name, index, self._experts, config.device)
+        self.client = attach(name, index, self._experts, config)
+        self.lane: ComputeLane | None = None
         self._lifeline = Lifeline(self.client, recovery, self._bind_again, self._unbind)
         try:
             self.device = torch.device(self.client.mapping.device)
@@ -75,10 +82,16 @@ class Engine:
             self.kv = self.shape.cache.allocate(context, self.exact, self.device)
             self._bind()
         except BaseException:
-            self.client.close()
+            self.close()
             raise
 
+    @property
+    def has_own_slots(self) -> bool:
+        """Whether slots in GPU memory are this process's, not the daemon's."""
+        return isinstance(self.client, UploadingClient)
+
     def close(self) -> None:
+        self._close_lane()
         self.client.close()
 
     def _bind(self) -> None:
@@ -94,6 +107,10 @@ class Engine:
         parts = self._instrument(parts) if self._instrument else parts
         self.model = self._family.build(parts)
         self.model.turns = streamed or self.model.turns
+        one = replace(kernel_bounds(index, experts, self.shape, 1, 1), latent=None)
+        self.lane = open_lane(
+            self._name, self.client, index, experts, self.model, one, config, self.device
+        )
         self.prefetch = self._prefetch()
         self.graphs = self._decode_graphs()
         self.mtp = self._family.build_mtp(parts) if config.wanted_mtp else None
@@ -112,6 +129,13 @@ class Engine:
             torch.cuda.synchronize(self.device)  # makes its context this thread's too
         for name in ("model", "kernels", "prefetch", "graphs", "mtp"):
             self.__dict__.pop(name, None)
+        self._close_lane()
+
+    def _close_lane(self) -> None:
+        """The daemon's host slots are let go of with it."""
+        lane, self.lane = self.lane, None
+        if lane is not None:
+            lane.close()
 
     def redo_if_lost(self, compute: Callable[[], T]) -> T:
         """See Lifeline; it is for whatever asks the daemon or computes with `model` or `mtp`."""
@@ -129,7 +153,8 @@ class Engine:
         layers = self.model.layers
         numbers = [number for number, layer in enumerate(layers) if isinstance(layer.ffn, MoeFfn)]
         depth = None if config.prefetch == AUTO_PREFETCH else int(config.prefetch)
-        prefetch = Prefetch(numbers, experts.n_experts, experts.top_k, self.client, depth)
+        sink = LaneHints(self.client, self.lane) if self.lane is not None else self.client
+        prefetch = Prefetch(numbers, experts.n_experts, experts.top_k, sink, depth)
         self.model.foresight = Predictor(self.kernels, self.shape.eps, layers, prefetch)
         return prefetch
 
@@ -142,7 +167,7 @@ class Engine:
         if attached.client_limited and most < min(wanted or MIN_CHUNK, context):
             raise ConfigError(
                 f"a context of {context} tokens in chunks of {wanted or MIN_CHUNK} does not fit the"
-                f" {attached.client_bytes / 1e6:,.0f} MB of GPU memory that --vram leaves a client",
+                f" {mb(attached.client_bytes)} of GPU memory that --vram leaves a client",
                 f"start the daemon with --ctx {context}, or give a smaller --ctx or --chunk",
             )
         if wanted or most >= MIN_CHUNK:
@@ -157,7 +182,9 @@ class Engine:
                 return None
             from infer.recorded.decode_graphs import DecodeGraphs  # noqa: PLC0415 - of no use without a GPU
 
-            return DecodeGraphs(self.model, self.kernels, self.client, self.kv, self.exact)
+            return DecodeGraphs(
+                self.model, self.kernels, self.client, self.kv, self.exact, self.lane
+            )
         if self.exact or not hasattr(self.kernels, "recorded"):
             return None
         from infer.recorded.decode_program import DecodeProgram, can_record  # noqa: PLC0415 - needs ggml
@@ -182,13 +209,14 @@ class Engine:
         self, ids: Sequence[int], last_only: bool, tap: Tap | None = None
     ) -> list[npt.NDArray[np.float32]]:
         self.check(ids)
+        self.client.expect(len(ids))
         rows = []
         with torch.inference_mode():
             size = self.chunk if last_only else self.logits_chunk
             for first in range(0, len(ids), size):
                 part = ids[first : first + size]
                 rows.append(self.redo_if_lost(partial(self._compute, part, last_only, tap)))
-                self.client.mapping.area.count_tokens(len(part))
+                self.client.count_tokens(len(part))
         return rows
 
     def _compute(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Options that a client of a running daemon has a say in too.
 SHARED_CHOICES = ("--device", "--mtp", "--ctx", "--chunk")
+# Those that are its own where it keeps GPU slots for itself, beside a daemon without any.
+OWN_SLOT_CHOICES = ("--gpu-cache", "--vram", "--gpu-resident", "--gpu-reserve")
 
 
 class Session:
@@ -55,6 +57,8 @@ class Session:
                     name = embedded.name
                 recovery = self._recovery(name, model, embedded)
                 self.engine = Engine(self.index, name, self._config, self._instrument, recovery)
+                if embedded is None:
+                    self._tell_ignored(name)
             stack.callback(self.engine.close)
             self._stack = stack.pop_all()
         self.startup_s = time.perf_counter() - started_s
@@ -88,14 +92,20 @@ class Session:
                 "leave out --name or --model",
             )
         _check_mtp(record, config.wanted_mtp)
+        return Path(record.model), record.mtp, record.name
+
+    def _tell_ignored(self, name: str) -> None:
+        """Options that change nothing, since the daemon `name` runs already."""
+        heard = SHARED_CHOICES
+        if self.engine.has_own_slots:
+            heard += OWN_SLOT_CHOICES
         words = self._daemon_options().arguments()
-        ignored = [word for word in words if word.startswith("--") and word not in SHARED_CHOICES]
+        ignored = [word for word in words if word.startswith("--") and word not in heard]
         if ignored:
             print(
-                f"infer: {record.name!r} runs already: {' '.join(ignored)} change nothing",
+                f"infer: {name!r} runs already: {' '.join(ignored)} change nothing",
                 file=sys.stderr,
             )
-        return Path(record.model), record.mtp, record.name
 
     def _daemon_options(self) -> DaemonOptions:
         config = self._config

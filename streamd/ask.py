@@ -17,7 +17,7 @@ POLL_PAUSE_S = 0.02
 def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> Message:
     """The daemon's answer; raises its refusal, or DaemonLost when none comes in time."""
     deadline_s = time.monotonic() + deadline_ms / 1000
-    while not Endpoints.of(name).zmq_path.exists():
+    while not Endpoints.find(name).zmq_path.exists():
         # It has its name before it has its sockets: it loads the model in between.
         if time.monotonic() > deadline_s:
             raise DaemonLost(
@@ -26,7 +26,7 @@ def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> 
         time.sleep(POLL_PAUSE_S)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(Endpoints.of(name).zmq_url)
+        socket.connect(Endpoints.find(name).zmq_url)
         socket.send(encode(question))
         if not socket.poll(deadline_ms):
             raise DaemonLost(

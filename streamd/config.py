@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError, cause_of
-from shared.options import build, given, option, parse_count
+from shared.options import build, given, option, parse_count, parse_switch
 from shared.runtime_dir import is_daemon_name
 from streamd.address import Address, parse_address
 from streamd.readers.engine import DEPTH_MAX
@@ -45,20 +45,33 @@ class StreamdConfig(DaemonOptions):
     )
     trace: Path | None = option(
         None,
-        "record which experts each layer's router chooses, for tools/replay.py; for benchmarks",
+        "record which experts each layer's router chooses, for tools/replay.py; for benchmarks;"
+        " an older FILE is kept as FILE.1, FILE.2, ...",
         parse=lambda text: Path(text).absolute(),
         metavar="FILE",
     )
-    warm: str = option(
-        "on",
-        "on or off: fill an idle cache with what was hot in earlier runs",
-        choices=("on", "off"),
+    warm: bool = option(
+        True,
+        "fill an idle cache with what was hot in earlier runs (default: on)",
+        parse=parse_switch,
     )
-    governor: str = option(
-        "off",
-        "on or off: give memory back while the machine runs short; slots are then kept from being"
-        " written by others with a read-only descriptor, not with a seal",
-        choices=("on", "off"),
+    governor: bool = option(
+        False,
+        "give memory back while the machine runs short; slots are then kept from being"
+        " written by others with a read-only descriptor, not with a seal (default: off)",
+        parse=parse_switch,
+    )
+    cpu_clients: bool = option(
+        True,
+        "with a GPU: keep all resident tensors in RAM too, for clients that compute on the CPU; off"
+        " leaves their memory to the expert cache (default: on)",
+        parse=parse_switch,
+    )
+    group: str = option(
+        "",
+        "serve members of this group too, not this user alone: socket directory and sockets are"
+        " given to it",
+        metavar="NAME",
     )
     metrics: Address | None = option(
         None, "serve counters to Prometheus there", parse=parse_address, metavar="HOST:PORT"

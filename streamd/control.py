@@ -1,15 +1,15 @@
 """The daemon's ears: its two sockets, and the connections behind them.
 
 The unix socket hands out descriptors and tells when a client dies; the ZeroMQ socket carries
-requests. What a message means is the Handler's business; here it is made sure that each one is
+requests and answers. What an attached client needs at once, and what it is told of that, goes over
+its unix connection, which the main loop reads itself: over ZeroMQ two more threads have to wake up
+first. What a message means is the Handler's business; here it is made sure that each one is
 bounded, well-formed and answered, refusals too.
 """
 
 import array
 import logging
-import os
 import socket
-import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,12 +22,14 @@ from shared.wire import (
     MAX_MESSAGE_BYTES,
     Attach,
     Attached,
+    Fetch,
+    Hint,
     Message,
     Refused,
     decode,
     encode,
-    routing_id,
 )
+from streamd.peers import is_admitted
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +38,11 @@ MAX_CONNECTIONS = 2 * MAX_CLIENTS
 # Beyond those: told so when they ask to attach. Closed before it has asked, a client would see
 # no answer.
 MAX_TURNED_AWAY = 32
-MAX_ATTACH_BYTES = 1 << 16
+# Of a message over the unix socket.
+MAX_FRAME_BYTES = 1 << 16
 # Requests taken in one turn of the main loop, so that a flood does not hold up completions.
 MAX_REQUESTS_PER_TURN = 256
+MAX_REQUESTS_PER_CONNECTION = 16
 REQUEST_QUEUE_LENGTH = 4096
 
 
@@ -55,9 +59,11 @@ class Handler(Protocol):
 class Control:
     def __init__(self, endpoints: Endpoints, handler: Handler) -> None:
         self._handler = handler
+        self._gid = endpoints.gid
         self._connections: dict[int, socket.socket] = {}
         self._deaf = False  # whether new connections are left waiting
         self._tickets: dict[int, int] = {}  # descriptor -> ticket
+        self._unheard: set[int] = set()  # descriptors of those that have missed something
         self._watched: dict[int, Callable[[], None]] = {}
         self._context = zmq.Context(io_threads=1)
         self._router = self._context.socket(zmq.ROUTER)
@@ -66,11 +72,11 @@ class Control:
         self._router.setsockopt(zmq.RCVHWM, REQUEST_QUEUE_LENGTH)
         self._router.setsockopt(zmq.SNDHWM, REQUEST_QUEUE_LENGTH)
         self._router.bind(endpoints.zmq_url)
-        endpoints.zmq_path.chmod(0o600)  # whatever the umask is: ZeroMQ asks nobody who he is
+        endpoints.admit(endpoints.zmq_path)  # ZeroMQ asks nobody who he is
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         endpoints.unix_path.unlink(missing_ok=True)  # from before a reload: the name is ours
         self._listener.bind(str(endpoints.unix_path))
-        endpoints.unix_path.chmod(0o600)
+        endpoints.admit(endpoints.unix_path)
         self._listener.listen(MAX_CONNECTIONS)
         self._listener.setblocking(False)
         self._poller = zmq.Poller()
@@ -100,7 +106,15 @@ class Control:
 
     def tell(self, ticket: int, message: Message) -> None:
         """Send to an attached client; one that has gone or does not read misses it."""
-        self._send(routing_id(ticket), message)
+        for fd, theirs in self._tickets.items():
+            if theirs == ticket and not self._reply(self._connections[fd], message, []):
+                self._note_unheard(fd, message)
+
+    def _note_unheard(self, fd: int, message: Message) -> None:
+        """Said once of each connection: who does not read must not fill the log."""
+        if fd not in self._unheard:
+            self._unheard.add(fd)
+            log.warning("a client that does not read what it is told misses %s", message)
 
     def close(self) -> None:
         for fd in list(self._connections):
@@ -123,7 +137,10 @@ class Control:
 
     def _answer(self, frame: bytes) -> Message | None:
         try:
-            return self._handler.request(decode(frame))
+            message = decode(frame)
+            if isinstance(message, Attach | Fetch | Hint):
+                raise ProtocolMismatch("what a client attaches with goes over the unix socket")
+            return self._handler.request(message)
         except StreamError as error:
             return Refused.because(error)
 
@@ -147,32 +164,54 @@ class Control:
             return
         connection.setblocking(False)
         crowded = len(self._connections) >= MAX_CONNECTIONS + MAX_TURNED_AWAY
-        if crowded or _peer_uid(connection) not in (os.getuid(), 0):
+        if crowded or not is_admitted(connection, self._gid):
             connection.close()
         else:
             self._connections[connection.fileno()] = connection
             self._poller.register(connection.fileno(), zmq.POLLIN)
 
     def _hear(self, fd: int) -> None:
-        """A connection is readable: an attach message, or the end of the client."""
+        """A connection is readable: a message, or the end of the client."""
         connection = self._connections[fd]
+        for _ in range(MAX_REQUESTS_PER_CONNECTION):
+            try:
+                frame = connection.recv(MAX_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                frame = b""
+            if not frame:
+                self._hang_up(fd)
+                return
+            if fd not in self._tickets:
+                self._attach(fd, connection, frame)
+                return
+            try:
+                self._take_own(self._tickets[fd], frame)
+            except StreamError as error:
+                self._reply(connection, Refused.because(error), [])
+                self._hang_up(fd)
+                return
+
+    def _take_own(self, ticket: int, frame: bytes) -> None:
+        """A request of the client with that ticket; ProtocolMismatch for what is none."""
+        message = decode(frame)
+        if isinstance(message, Attach):
+            raise ProtocolMismatch("this connection is attached already")
+        if not isinstance(message, Fetch | Hint) or message.ticket != ticket:
+            raise ProtocolMismatch("an attached connection takes fetches and hints of its own")
         try:
-            frame = connection.recv(MAX_ATTACH_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            frame = b""
-        if not frame:
-            self._hang_up(fd)
-            return
+            self._handler.request(message)
+        except StreamError as error:
+            self.tell(ticket, Refused.because(error))
+
+    def _attach(self, fd: int, connection: socket.socket, frame: bytes) -> None:
         try:
             if len(self._connections) > MAX_CONNECTIONS:
                 raise DaemonBusy(
                     f"{MAX_CONNECTIONS} connections are open, the most there may be",
                     "end another client",
                 )
-            if fd in self._tickets:
-                raise ProtocolMismatch("this connection is attached already")
             message = decode(frame)
             if not isinstance(message, Attach):
                 raise ProtocolMismatch("the unix socket takes attach messages only")
@@ -192,6 +231,7 @@ class Control:
             self._deaf = False
             self._poller.register(self._listener.fileno(), zmq.POLLIN)
         ticket = self._tickets.pop(fd, None)
+        self._unheard.discard(fd)
         connection.close()
         if ticket is not None:
             self._handler.detach(ticket)
@@ -204,10 +244,3 @@ class Control:
         except OSError:
             return False
         return True
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    """The user at the other end, by the kernel's word (struct ucred: pid, uid, gid)."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, _ = struct.unpack("3i", credentials)
-    return int(uid)

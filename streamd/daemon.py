@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from shared.errors import GpuError, ModelChanged, RequestError, StreamError
+from shared.errors import ModelChanged, NoGpuTier, RequestError, StreamError
 from shared.runtime_dir import Endpoints
+from shared.threads import sleep_exactly
 from shared.wire import (
     Attach,
     Attached,
@@ -73,15 +74,18 @@ class Daemon:
             self.model = ServedModel(self.config, stack, self._stop_loading, self._open_device)
             self.sessions = Sessions(self.model.table.shape)
             stack.callback(self.sessions.close)
-            self._governor = governor_of(self.model) if self.config.governor == "on" else None
+            self._governor = governor_of(self.model) if self.config.governor else None
             self._watch = ModelWatch(self.model.index)
             self._records = Records(self.config, self.model)
             stack.callback(self._records.close)  # when all clients have been detached
             self._control = Control(self.endpoints, self)
             self._arrivals = Arrivals(self.model, self.sessions, self._control.tell)
             stack.callback(self._control.close)
-            self._control.watch(self.model.reader.fileno(), self._take_arrivals)
-            self._control.watch(self.model.tier.fileno(), self._take_arrivals)
+            # Every turn takes what has ended. Before the GPU's slots are given too: what has come
+            # to the host may go on at once.
+            react = self._take_arrivals if self.model.gpu is not None else lambda: None
+            self._control.watch(self.model.reader.fileno(), react)
+            self._control.watch(self.model.tier.fileno(), react)
             self._control.watch(self._wake_fd, lambda: None)
             self._stack = stack.pop_all()
         return self
@@ -100,6 +104,7 @@ class Daemon:
 
     def run(self) -> None:
         """Serve until a stop message, a signal, or the end of an embedded daemon's owner."""
+        sleep_exactly()
         while not self.stopping:
             self._wait()
             self._grant_gpu()
@@ -114,7 +119,7 @@ class Daemon:
 
     def _wait(self) -> None:
         """Until something has happened, or may have without telling."""
-        if self.model.gpu is not None and self.model.gpu.copying:
+        if self.model.gpu is not None and self.model.gpu.is_busy():
             time.sleep(COPY_POLL_S)
             self._control.poll(0)
         else:
@@ -170,7 +175,7 @@ class Daemon:
         self._watch.check_client(message.shards)
         tier = model.tiers.get(message.tier)
         if tier is None:
-            raise GpuError(
+            raise model.gpu_refusal or NoGpuTier(
                 f"the daemon has no {message.tier} tier",
                 "restart it with --gpu-cache auto, or compute with --device cpu",
             )
@@ -187,7 +192,7 @@ class Daemon:
         self._tell_status()
         attached = tier.attached(session, model.experts)
         own_fds = (model.table_region.fd, session.region.fd)
-        return attached, [*own_fds, *tier.descriptors, session.doorbell]
+        return attached, [*own_fds, *tier.descriptors, session.doorbell.fileno()]
 
     def detach(self, ticket: int) -> None:
         session = self.sessions.remove(ticket)

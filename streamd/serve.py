@@ -13,6 +13,7 @@ from typing import Any
 
 from shared.errors import StreamError
 from shared.runtime_dir import DaemonRecord, Endpoints, claim
+from shared.socket_group import group_id
 from shared.wire import PROTOCOL_VERSION
 from streamd.config import StreamdConfig, read_config
 from streamd.daemon import Daemon
@@ -42,7 +43,8 @@ def _serve_until_stopped(arguments: argparse.Namespace, starter: "Starter") -> N
         level=config.log_level.upper(), format="streamd: %(message)s", stream=sys.stderr
     )
     raise_limit()
-    endpoints = Endpoints.of(config.daemon_name)
+    gid = group_id(config.group) if config.group else None
+    endpoints = Endpoints.of(config.daemon_name, gid)
     record = DaemonRecord(
         config.daemon_name, os.getpid(), str(config.model), PROTOCOL_VERSION, config.mtp
     )

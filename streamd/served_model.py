@@ -9,22 +9,24 @@ from dataclasses import dataclass
 
 from shared import shm
 from shared.arena import ArenaLayout
-from shared.client_memory import check_context, client_bytes
-from shared.experts import ExpertIndex, resident_tensors
+from shared.errors import GpuNotShared
+from shared.experts import ExpertIndex
 from shared.free_memory import available_memory_bytes
 from shared.gguf_index import GgufIndex
+from shared.gpu_plan import GpuPlan, client_reserve, gpu_residents
 from shared.membarrier import choose_barrier
 from shared.mtp import open_served
 from shared.residency import ResidencyTable, TableShape
-from shared.resident import ResidentLayout, gpu_resident_layout, resident_layout
-from shared.streamed import chosen_layers, kept_tensors, streamable_layers
+from shared.resident import ResidentLayout, gpu_resident_layout
+from shared.sizes import size_text
+from shared.slot_plan import class_slots
+from shared.streamed import chosen_layers, kept_tensors
 from shared.wire import GPU_TIER, HOST_TIER, Attached
 from streamd.config import StreamdConfig
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu.device import GpuDevice
-from streamd.planning.gpu_plan import GpuPlan
-from streamd.planning.layer_choice import Residents
-from streamd.planning.plan import class_slots, plan_host
+from streamd.gpu.sharing import WITHOUT_SHARING
+from streamd.planning.plan import plan_host
 from streamd.readers.direct import OpenFile, open_file
 from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes
 from streamd.served_reader import make_reader
@@ -34,7 +36,8 @@ from streamd.tiers.checksums import SlabChecksums
 from streamd.tiers.gpu_tier import GpuTier, OpenGpu, open_gpu
 from streamd.tiers.host_tier import HostTier
 from streamd.tiers.regions import Region
-from streamd.tiers.resident import load_resident
+from streamd.tiers.resident import host_residents, load_resident
+from streamd.tiers.resident_uploads import upload_from_disk
 from streamd.tiers.uploads import LANE_COUNT
 
 log = logging.getLogger(__name__)
@@ -97,7 +100,9 @@ class OfferedTier:
 class ServedModel:
     """Everything that exists once a model is served. Resources belong to `stack`.
 
-    gpu: None where there is no GPU tier; tiers: by the names that clients ask for.
+    gpu: None where there is no GPU tier; gpu_refusal: why, if it is wanted and cannot be shared;
+    tiers: by the names that clients ask for. keeps_residents: whether all resident tensors are in
+    host memory; resident_bytes: of those that are.
     """
 
     def __init__(
@@ -110,16 +115,24 @@ class ServedModel:
         self.index = open_served(config.model, config.mtp)
         self.experts = ExpertIndex.from_gguf(self.index)
         files = open_files(self.index, stack)
-        found = find_gpu(config, self.index, self.experts, open_device)
+        found = None
+        self.gpu_refusal: GpuNotShared | None = None
+        try:
+            found = find_gpu(config, self.index, self.experts, open_device)
+        except GpuNotShared as error:
+            log.warning("no GPU tier: %s; %s", error.message, WITHOUT_SHARING)
+            self.gpu_refusal = error
         if found is not None:
             stack.callback(found[0].close)
-        align = read_align(files, on_gpu=found is not None)
-        residents = resident_layout(resident_tensors(self.index), align)
+        align = read_align(files, on_gpu=found is not None or self.gpu_refusal is not None)
+        gpu_plan = found[1] if found is not None else None
+        residents = host_residents(self.index, align, gpu_plan, config.cpu_clients)
+        self.keeps_residents = gpu_plan is None or config.cpu_clients
         self.plan = plan_host(
             self.experts,
             align,
             config.host_cache,
-            residents.total_bytes,
+            residents.held_bytes,
             available_memory_bytes(),
             LANE_COUNT if found is not None else 0,
         )
@@ -135,13 +148,14 @@ class ServedModel:
             self.experts,
             self.reader,
             checksums,
-            returnable=config.governor == "on",
+            returnable=config.governor,
         )
         stack.callback(self.tier.close)
         self.resident_region = load_resident(residents, self.reader, stopped)
+        self.resident_bytes = residents.held_bytes
         stack.callback(self.resident_region.close)
         for what, region in (("slots", self.tier.region), ("tensors", self.resident_region)):
-            log.info("%s: %.1f MB on pages of %s", what, region.size_bytes / 1e6, region.page_kind)
+            log.info("%s: %s on pages of %s", what, size_text(region.size_bytes), region.page_kind)
         barrier = choose_barrier()
         self.cache = HostCache(
             self.table,
@@ -150,7 +164,7 @@ class ServedModel:
             barrier,
             now_ms,
         )
-        warm = config.warm == "on"
+        warm = config.warm
         slab_bytes = layer_slab_bytes(self.experts)
         self.scheduler = Scheduler(self.cache, self.tier, slab_bytes, now_ms, warm=warm)
         self.tiers = {HOST_TIER: self._offer_host()}
@@ -168,22 +182,27 @@ class ServedModel:
                 warm,
                 config.upload_pace,
             )
-            self.tiers[GPU_TIER] = self._fill_gpu(self.gpu, residents, config)
+            self.tiers[GPU_TIER] = self._fill_gpu(self.gpu, residents, config, stopped)
 
-    def _upload_resident(self, gpu: GpuTier, source: ResidentLayout) -> None:
-        """What is not streamed."""
+    def _upload_resident(
+        self, gpu: GpuTier, source: ResidentLayout, stopped: Callable[[], bool]
+    ) -> None:
+        """What is not streamed: from the host's copy, or straight from the disk without one."""
         choice = gpu.plan.streamed
         if choice.layers:
             log.info(
-                "GPU memory does not hold the resident tensors of %d layers: %.1f MB to be copied"
+                "GPU memory does not hold the resident tensors of %d layers: %s to be copied"
                 " for every token",
                 len(choice.layers),
-                choice.streamed_bytes / 1e6,
+                size_text(choice.streamed_bytes),
             )
         kept = kept_tensors(self.index, chosen_layers(self.index, choice.layers))
-        source_address = shm.address(self.resident_region.memory)
-        gpu.upload_resident(gpu_resident_layout(kept), source, source_address)
-        log.info("%s: %.1f MB taken", gpu.device.name, gpu.plan.taken_bytes / 1e6)
+        target = gpu_resident_layout(kept)
+        if self.keeps_residents:
+            gpu.upload_resident(target, source, shm.address(self.resident_region.memory))
+        else:
+            upload_from_disk(target, gpu.resident.address, gpu.device, self.reader, stopped)
+        log.info("%s: %s taken", gpu.device.name, size_text(gpu.plan.taken_bytes))
 
     def _offer_host(self) -> OfferedTier:
         return OfferedTier(
@@ -193,13 +212,17 @@ class ServedModel:
             self.tier.region.fd,
             self.tier.region.size_bytes,
             self.resident_region.fd,
-            self.resident_region.size_bytes,
+            self.resident_region.size_bytes if self.keeps_residents else 0,
         )
 
     def _fill_gpu(
-        self, gpu: GpuTier, residents: ResidentLayout, config: StreamdConfig
+        self,
+        gpu: GpuTier,
+        residents: ResidentLayout,
+        config: StreamdConfig,
+        stopped: Callable[[], bool],
     ) -> OfferedTier:
-        self._upload_resident(gpu, residents)
+        self._upload_resident(gpu, residents, stopped)
         layers = gpu.plan.streamed.layers
         return OfferedTier(
             gpu.scheduler,
@@ -236,21 +259,6 @@ def find_gpu(
         open_device,
         config.vram,
     )
-
-
-def gpu_residents(config: StreamdConfig, index: GgufIndex) -> Residents:
-    total_bytes = gpu_resident_layout(resident_tensors(index)).total_bytes
-    layers = streamable_layers(index)
-    layer_bytes = {number: layout.total_bytes for number, layout in layers.items()}
-    return Residents(total_bytes, layer_bytes, config.gpu_resident)
-
-
-def client_reserve(config: StreamdConfig, index: GgufIndex) -> int:
-    """Bytes of GPU memory left to the clients besides a context; ConfigError for their --ctx."""
-    check_context(index, config.ctx)
-    if config.gpu_reserve is not None:
-        return config.gpu_reserve
-    return client_bytes(index, config.ctx, config.chunk)
 
 
 def read_align(files: list[OpenFile], on_gpu: bool) -> int:

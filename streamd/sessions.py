@@ -1,7 +1,7 @@
 """The attached clients: a number, a ticket, an area of memory and a doorbell each."""
 
-import os
 import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from shared.wire import HOST_TIER
 from streamd.tiers.descriptors import check_left
 from streamd.tiers.regions import AreaRegion
 
-# Tickets start somewhere else in every daemon, so that one from an earlier daemon is not known.
-_TICKET_START_BITS = 40
-_TICKET_STEP_BITS = 16
+# By chance, so that none is given twice, by this daemon or the next, and nobody guesses another's.
+_TICKET_BITS = 62
 
 
 @dataclass
 class Session:
     """One attached client. `number` indexes the table's `revoked`; `ticket` is never used again.
 
+    doorbell: the client's end of what it waits at; bell: ours. A socket pair, because each end has
+    flags of its own: a client that shared ours could make us wait for room in it.
     tier: whose slots it computes from.
     """
 
@@ -29,17 +30,19 @@ class Session:
     pid: int
     region: AreaRegion
     area: ClientArea
-    doorbell: int
+    doorbell: socket.socket
+    bell: socket.socket
     tier: str = HOST_TIER
     revoked: bool = False
 
     def ring(self) -> None:
-        with suppress(BlockingIOError):  # full: it is ringing already
-            os.eventfd_write(self.doorbell, 1)
+        with suppress(OSError):  # full: it is ringing already; or the client has shut it
+            self.bell.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         self.region.close()
-        os.close(self.doorbell)
+        self.doorbell.close()
+        self.bell.close()
 
 
 class Sessions:
@@ -47,7 +50,6 @@ class Sessions:
         self._shape = shape
         self._by_ticket: dict[int, Session] = {}
         self._by_number: dict[int, Session] = {}
-        self._next_ticket = secrets.randbits(_TICKET_START_BITS) << _TICKET_STEP_BITS
 
     def __len__(self) -> int:
         return len(self._by_ticket)
@@ -67,15 +69,15 @@ class Sessions:
         area = ClientArea(region.memory, self._shape)
         area.initialise()
         try:
-            doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            doorbell, bell = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             region.close()
             raise DaemonBusy(
                 f"no descriptor for one more client: {error.strerror}",
                 "raise the daemon's limit on open files (ulimit -n)",
             ) from error
-        self._next_ticket += 1
-        return Session(self._next_ticket, number, pid, region, area, doorbell, tier)
+        ticket = secrets.randbits(_TICKET_BITS)
+        return Session(ticket, number, pid, region, area, doorbell, bell, tier)
 
     def add(self, session: Session) -> None:
         self._by_ticket[session.ticket] = session

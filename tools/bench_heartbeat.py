@@ -31,8 +31,8 @@ from shared.errors import StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.io_choice import parse_io
-from shared.options import parse_size
 from shared.runtime_dir import DaemonRecord, Endpoints, claim
+from shared.sizes import parse_size
 from shared.wire import PROTOCOL_VERSION
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon

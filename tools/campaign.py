@@ -1,6 +1,7 @@
 """Break it: random faults in rounds, and after each round everything must be as it was.
 
     python tools/campaign.py [--seed N] [--minutes M | --rounds N] [--faults A,B] [--model M.gguf]
+                             [--device cuda:N]
 
 A daemon with a cache too small for the model, a chat and a reader that live through it all. A round
 does a few things of campaign_faults.py, some at once. Then the chat's answer must have the same
@@ -8,6 +9,9 @@ bits as at the beginning, no slab may have differed from the file, every questio
 within its deadline, the caches are consistent, descriptors, memory and mappings are what they
 were, and the reader is as fast as before. A line of JSON a round; exit code 1 at the first that is
 not so.
+
+On a GPU the daemon has a tier there, both clients compute and read from it, and the GPU's memory is
+looked at too: after each round, and at the end, when everybody has gone.
 """
 
 import argparse
@@ -21,18 +25,32 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from campaign_faults import EXCUSES, FAULTS
-from campaign_world import Broken, Client, World, descriptor_count, memfd_count, memory_mb
+from campaign_faults import EXCUSES, FAULTS, reload_the_daemon
+from campaign_world import (
+    CPU,
+    Broken,
+    Client,
+    World,
+    descriptor_count,
+    memfd_count,
+    memory_mb,
+    parse_device,
+    used_vram_mib,
+)
+
+from shared.errors import StreamError
 
 DEMO = Path(__file__).resolve().parents[1] / "models" / "demo-hy3-iq2mix.gguf"
 MOST_FAULTS = 4
-MAY_GROW_MB = 24.0
+# What is not named here may not grow at all. Of a GPU: what a process may leave in the driver's
+# books for a moment, or keep for its next kernels.
+MAY_GROW = {"memory_mb": 24.0, "client_memory_mb": 24.0, "vram_mib": 64.0}
 # The machine may be busy with other things, so a fraction of the first speed is enough.
 LEAST_SPEED = 0.25
 RECOVERY_S = 60.0
 SPEED_S = 0.4
 SETTLE_S = 10.0
-COUNTED = ("descriptors", "client_descriptors", "client_memfds")
+COUNTED = ("descriptors", "chat_descriptors", "reader_descriptors", "client_memfds")
 # Of these no two at once: each waits for what another one does to the daemon.
 EXCLUSIVE = {"stop_the_daemon", "kill_the_daemon", "end_the_daemon", "reload_the_daemon"}
 
@@ -48,7 +66,11 @@ class Campaign:
         for client in self._clients:
             client.hear()
         self._expected = self._chat.ask()
-        assert "tokens" in self._expected, self._expected
+        if "tokens" not in self._expected:
+            raise Broken(f"the chat does not answer: {self._expected}")
+        # Once, so that what a process makes once in its life is there when it is looked at.
+        reload_the_daemon(world, rng)
+        self._compare(self._chat.ask())
         self._first_speed = max(self._speed() for _ in range(3))
         self._before = self._settled_look()
 
@@ -138,10 +160,12 @@ class Campaign:
     def _look(self) -> dict[str, Any]:
         world, pid = self._world, self._world.daemon.pid
         world.wait_until(lambda: len(world.stats()["clients"]) == 2, "the others have left")
-        return {
+        on_gpu = {} if world.device == CPU else {"vram_mib": used_vram_mib(world.device)}
+        return on_gpu | {
             "descriptors": descriptor_count(pid),
-            "client_descriptors": [descriptor_count(c.process.pid) for c in self._clients],
-            "client_memfds": [memfd_count(c.process.pid) for c in self._clients],
+            "chat_descriptors": descriptor_count(self._chat.process.pid),
+            "reader_descriptors": descriptor_count(self._reader.process.pid),
+            "client_memfds": sum(memfd_count(c.process.pid) for c in self._clients),
             "memory_mb": memory_mb(pid),
             "client_memory_mb": max(memory_mb(c.process.pid) for c in self._clients),
         }
@@ -166,8 +190,18 @@ class Campaign:
         return [
             f"{key}: {before} before, {now[key]} now"
             for key, before in self._before.items()
-            if (now[key] != before if key in COUNTED else now[key] > before + MAY_GROW_MB)
+            if now[key] > before + MAY_GROW.get(key, 0)
         ]
+
+
+def await_vram(device: str, before_mib: int) -> int:
+    """The GPU's memory in use now that everybody has gone. Broken if it does not come back."""
+    end_s = time.monotonic() + SETTLE_S
+    while (used_mib := used_vram_mib(device)) > before_mib + MAY_GROW["vram_mib"]:
+        if time.monotonic() > end_s:
+            raise Broken(f"{device}: {before_mib} MiB were in use before, {used_mib} are now")
+        time.sleep(SPEED_S)
+    return used_mib
 
 
 def main() -> int:
@@ -176,20 +210,25 @@ def main() -> int:
     end_s = time.monotonic() + 60 * arguments.minutes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     round_count = 0
+    summary: dict[str, Any] = {"seed": arguments.seed, "device": arguments.device}
     try:
-        with World(arguments.model, arguments.seed) as world:
+        if arguments.device != CPU:
+            summary["vram_mib_before"] = used_vram_mib(arguments.device)
+        with World(arguments.model, arguments.seed, device=arguments.device) as world:
             campaign = Campaign(world, rng, arguments.faults)
             started_s = time.monotonic()
             while round_count < arguments.rounds if arguments.rounds else time.monotonic() < end_s:
                 round_count += 1
                 print(json.dumps({"round": round_count, **campaign.round()}), flush=True)
             minutes = round((time.monotonic() - started_s) / 60, 1)
-    except Broken as broken:
-        text = "\n".join([str(broken), *getattr(broken, "__notes__", ())])
+        if arguments.device != CPU:
+            summary["vram_mib_after"] = await_vram(arguments.device, summary["vram_mib_before"])
+    except (Broken, StreamError) as error:
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         print(f"campaign: seed {arguments.seed}, round {round_count}: {text}", file=sys.stderr)
         return 1
-    summary = {"seed": arguments.seed, "rounds": round_count, "minutes": minutes}
-    print(json.dumps(summary | {"faults": dict(campaign.done)}))
+    summary |= {"rounds": round_count, "minutes": minutes, "faults": dict(campaign.done)}
+    print(json.dumps(summary))
     return 0
 
 
@@ -202,6 +241,7 @@ def _arguments() -> argparse.Namespace:
         "--faults", type=lambda text: text.split(","), default=sorted(FAULTS), metavar="A,B"
     )
     parser.add_argument("--model", type=Path, default=DEMO)
+    parser.add_argument("--device", type=parse_device, default=CPU, help="cpu, cuda or cuda:N")
     arguments = parser.parse_args()
     if unknown := set(arguments.faults) - FAULTS.keys():
         parser.error(f"no fault {', '.join(unknown)}; there are {', '.join(sorted(FAULTS))}")

@@ -1,10 +1,10 @@
 """The campaign's clients, one a process: they say on stdout what became of each thing they did.
 
-    campaign_client.py chat MODEL NAME          for each line on stdin: a greedy answer's tokens
-    campaign_client.py read MODEL NAME SEED     slabs compared with the file; counts for each line
-    campaign_client.py hold MODEL NAME          enters a section and stays in it
+    chat MODEL NAME DEVICE         for each line on stdin: a greedy answer's tokens
+    read MODEL NAME DEVICE SEED    slabs compared with the file; counts for each line
+    hold MODEL NAME DEVICE         enters a section and stays in it
 
-A line of JSON each. All of them attach again when their daemon has ended.
+A line of JSON each. All of them attach again when their daemon has ended. DEVICE: cpu, or cuda:N.
 """
 
 import ctypes
@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from infer.daemon.client import SlotClient
 from infer.daemon.recovery import Recovery
+from shared.cuda import call, load_driver
+from shared.daemon_options import CPU
 from shared.errors import DaemonBusy, DaemonLost, PlanError, StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
+from shared.wire import GPU_TIER, HOST_TIER
 
 PROMPT = "Which is the largest planet in the solar system?"
 TOKEN_COUNT = 24
@@ -35,12 +39,15 @@ def say(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
-def chat(model: Path, name: str) -> None:
+def chat(model: Path, name: str, device: str) -> None:
     """With torch: prompts are prefilled and answered like a user's, the context anew each time."""
     from infer.config import ModelConfig  # noqa: PLC0415 - the other clients start faster without
     from infer.session import Session  # noqa: PLC0415
 
-    config = ModelConfig(model=model, name=name, exact=True, reconnect_s=RETURN_S, threads=1)
+    exact = device == CPU
+    config = ModelConfig(
+        model=model, name=name, device=device, exact=exact, reconnect_s=RETURN_S, threads=1
+    )
     with Session(config) as session:
         prompt = session.tokenizer.encode(PROMPT)
         engine = session.engine
@@ -68,12 +75,14 @@ class Reader:
     """Counts: slabs that were compared, those that differed from the file at some time, sections,
     and sections that ended with a refusal."""
 
-    def __init__(self, model: Path, name: str) -> None:
+    def __init__(self, model: Path, name: str, device: str) -> None:
         index = GgufIndex.open(model)
+        tier = HOST_TIER if device == CPU else GPU_TIER
+        self._held_at = ctypes.string_at if device == CPU else gpu_bytes(load_driver())
         self._experts = ExpertIndex.from_gguf(index)
         self.layers = [layer for size in self._experts.classes for layer in size.layers]
         self._file = np.memmap(model, np.uint8, mode="r")
-        self.client = self._come_in(lambda: SlotClient(name, index, self._experts))
+        self.client = self._come_in(lambda: SlotClient(name, index, self._experts, tier))
         self._recovery = Recovery(name, model, RETURN_S, tell=lambda _text: None)
         self.counts = dict.fromkeys(("slabs", "torn", "sections", "failed", "lost"), 0)
         self.longest_s = 0.0
@@ -130,15 +139,26 @@ class Reader:
     def _is_whole(self, layer: int, expert: int, addresses: list[int]) -> bool:
         extents = self._experts.extents(layer, expert)
         return all(
-            ctypes.string_at(address, extent.length)
+            self._held_at(address, extent.length)
             == self._file[extent.offset : extent.offset + extent.length].tobytes()
             for extent, address in zip(extents, addresses, strict=True)
         )
 
 
-def read(model: Path, name: str, seed: int) -> None:
+def gpu_bytes(driver: Any) -> Callable[[int, int], bytes]:
+    """Copies of GPU memory: takes an address and a size."""
+
+    def held_at(address: int, size_bytes: int) -> bytes:
+        held = np.empty(size_bytes, np.uint8)
+        call(driver, "cuMemcpyDtoH", held.ctypes.data, address, size_bytes)
+        return held.tobytes()
+
+    return held_at
+
+
+def read(model: Path, name: str, device: str, seed: int) -> None:
     """Reads all the time; each line asks for the counts since the last one."""
-    reader, rng = Reader(model, name), np.random.default_rng(seed)
+    reader, rng = Reader(model, name, device), np.random.default_rng(seed)
     say(ready=True)
     while True:
         started_s = time.monotonic()
@@ -151,15 +171,15 @@ def read(model: Path, name: str, seed: int) -> None:
         reader.longest_s = 0.0
 
 
-def hold(model: Path, name: str) -> None:
+def hold(model: Path, name: str, device: str) -> None:
     """Attaches, reads one layer and never lets go of it."""
-    reader = Reader(model, name)
+    reader = Reader(model, name, device)
     reader.client.begin(reader.layers[0], np.arange(2), 1)
     say(ready=True)
     sys.stdin.read()
 
 
 if __name__ == "__main__":
-    kind, model_path, daemon_name, *more = sys.argv[1:]
+    kind, model_path, daemon_name, device_name, *more = sys.argv[1:]
     work = {"chat": chat, "read": read, "hold": hold}[kind]
-    work(Path(model_path), daemon_name, *map(int, more))
+    work(Path(model_path), daemon_name, device_name, *map(int, more))

@@ -14,9 +14,11 @@ import zmq
 from campaign_world import DEADLINE_S, NAME, SOUND, STALL_DEADLINE_MS, Broken, Client, World
 
 from shared import shm
+from shared.daemon_options import CPU
 from shared.residency import MAX_CLIENTS, TableShape
 from shared.runtime_dir import Endpoints
 from shared.wire import (
+    GPU_TIER,
     HOST_TIER,
     MAX_HINT_EXPERTS,
     MAX_MESSAGE_BYTES,
@@ -29,7 +31,6 @@ from shared.wire import (
     StatsRequest,
     decode,
     encode,
-    routing_id,
 )
 
 CROWD = MAX_CLIENTS
@@ -136,7 +137,8 @@ class Raw:
         )
         self.unix.connect(str(Endpoints.of(NAME).unix_path))
         shards = [list(shard) for shard in world.index.fingerprints]
-        self.unix.sendall(encode(Attach(os.getpid(), shards, HOST_TIER)))
+        tier = HOST_TIER if world.device == CPU else GPU_TIER
+        self.unix.sendall(encode(Attach(os.getpid(), shards, tier)))
 
     def answer(self) -> Message:
         self.unix.settimeout(DEADLINE_S)
@@ -151,12 +153,10 @@ class Raw:
         self._stack.close()
 
 
-def _dealer(stack: ExitStack, identity: bytes | None = None) -> zmq.Socket[bytes]:
+def _dealer(stack: ExitStack) -> zmq.Socket[bytes]:
     context = stack.enter_context(zmq.Context())
     dealer = stack.enter_context(context.socket(zmq.DEALER))
     dealer.setsockopt(zmq.LINGER, 0)
-    if identity:
-        dealer.setsockopt(zmq.ROUTING_ID, identity)
     dealer.connect(Endpoints.of(NAME).zmq_url)
     return dealer
 
@@ -194,7 +194,8 @@ def talk_garbage(_world: World, rng: random.Random) -> None:
 
 
 def flood_with_hints(world: World, rng: random.Random) -> None:
-    """Of experts that exist and that do not, for sections that pass and that never come."""
+    """Of experts that exist and that do not, for sections that pass and that never come: over its
+    own connection, and over ZeroMQ, where all are refused."""
     with ExitStack() as stack:
         raw = Raw(world)
         stack.callback(raw.close)
@@ -202,17 +203,20 @@ def flood_with_hints(world: World, rng: random.Random) -> None:
         if isinstance(attached, Refused):
             return
         assert isinstance(attached, Attached)
-        dealer = _dealer(stack, routing_id(attached.ticket))
+        dealer = _dealer(stack)
         for _ in range(3000):
             experts = [rng.randrange(-3, attached.n_experts + 3) for _ in range(MAX_HINT_EXPERTS)]
             layer = rng.randrange(-1, attached.n_layers + 1)
             section = rng.choice((0, 1, 5, 1 << 40, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63)))
+            hint = encode(Hint(attached.ticket, section, layer, experts))
             with suppress(zmq.Again):  # its queue is full, which is its trouble
-                dealer.send(encode(Hint(attached.ticket, section, layer, experts)), zmq.NOBLOCK)
+                dealer.send(hint, zmq.NOBLOCK)
+            with suppress(OSError):
+                raw.unix.send(hint, socket.MSG_DONTWAIT)
 
 
 def lie_in_shared_memory(world: World, rng: random.Random) -> None:
-    """Anything at all in the area that is the client's to write, its doorbell full."""
+    """Anything at all in the area that is the client's to write, its doorbell never answered."""
     with ExitStack() as stack:
         raw = Raw(world)
         stack.callback(raw.close)
@@ -223,15 +227,17 @@ def lie_in_shared_memory(world: World, rng: random.Random) -> None:
         shape = TableShape(attached.n_layers, attached.n_experts)
         area = shm.map_writable(raw.descriptors[1], shape.area_bytes)
         stack.callback(area.close)
-        dealer = _dealer(stack, routing_id(attached.ticket))
-        with suppress(BlockingIOError):  # it has been rung
-            os.eventfd_write(raw.descriptors[4], (1 << 64) - 2)
+        dealer = _dealer(stack)
+        os.set_blocking(raw.descriptors[-1], True)  # as if that could make the daemon wait for us
         for _ in range(20):
             fill = rng.choice((b"\xff", b"\0", b"\x7f", b""))
             area[:] = fill * shape.area_bytes or rng.randbytes(shape.area_bytes)
             section = int.from_bytes(area[8:16], "little")
             experts = [rng.randrange(attached.n_experts)]
-            dealer.send(encode(Fetch(attached.ticket, section, rng.randrange(4), experts)))
+            fetch = encode(Fetch(attached.ticket, section, rng.randrange(4), experts))
+            dealer.send(fetch)
+            with suppress(OSError):  # its queue is full; what is refused is never read
+                raw.unix.send(fetch, socket.MSG_DONTWAIT)
             world.stats()
             time.sleep(0.02)
 

@@ -1,5 +1,6 @@
-"""What the campaign disturbs: a daemon, clients that live through it all, and how they are."""
+"""What the campaign disturbs and the soak watches: a daemon, its clients, and how they are."""
 
+import argparse
 import json
 import os
 import select
@@ -9,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shared import daemon_options
+from shared.arena import round_up
+from shared.daemon_options import CPU
 from shared.gguf_index import GgufIndex
 from shared.wire import Stats, StatsRequest
 from streamd.ask import ask
@@ -25,6 +29,11 @@ STALL_DEADLINE_MS = 300
 DEADLINE_S = 100.0
 POLL_S = 0.02
 SOUND = "0 0 0"
+FAULTY_DRIVE = (str(HERE / "campaign_daemon.py"),)
+# Room for some clients, and much to evict.
+CACHE_SHARE = 2 / 3
+# A GPU's memory comes in such pieces.
+GRANULE_BYTES = 2 << 20
 
 
 class Broken(AssertionError):
@@ -32,11 +41,11 @@ class Broken(AssertionError):
 
 
 class Client:
-    """A process of campaign_client.py; `tell` a line, `hear` one of JSON."""
+    """A process of campaign_client.py, or another `script`; `tell` a line, `hear` one of JSON."""
 
-    def __init__(self, world: "World", *words: object) -> None:
+    def __init__(self, world: "World", *words: object, script: str = "campaign_client.py") -> None:
         kind, *more = map(str, words)
-        command = [sys.executable, str(HERE / "campaign_client.py"), kind, str(world.model), NAME]
+        command = [sys.executable, str(HERE / script), kind, str(world.model), NAME, world.device]
         self.errors = world.new_log()
         world.clients.append(self)
         with self.errors.open("w") as errors:
@@ -77,12 +86,27 @@ class Client:
 class World:
     """Use as a context manager, which ends whatever runs in it.
 
+    program: the daemon, as words for Python; io: its engine. device: cpu, or cuda:N for a tier on
+    that GPU, which clients then compute from. cache_share: of the model's experts, those that a
+    tier's slots hold at once.
     `environment` is for its programs; STREAMD_RUNTIME_DIR of this process is set as well.
     """
 
-    def __init__(self, model: Path, seed: int) -> None:
+    def __init__(
+        self,
+        model: Path,
+        seed: int = 0,
+        program: Sequence[str] = FAULTY_DRIVE,
+        io: str = "pread",
+        device: str = CPU,
+        cache_share: float = CACHE_SHARE,
+    ) -> None:
         self.model = model.absolute()
-        self.seed = seed
+        self.index = GgufIndex.open(self.model)  # first: what is no model leaves no directory
+        self.device = device
+        self._program = program
+        self._io = io
+        self._cache_share = cache_share
         self.directory = Path(tempfile.mkdtemp(prefix="campaign-"))
         self.runtime_dir = self.directory / "run"
         self.runtime_dir.mkdir(mode=0o700)
@@ -92,18 +116,23 @@ class World:
             "XDG_STATE_HOME": str(self.directory / "state"),
             "CAMPAIGN_DRIVE": str(self.drive),
             "CAMPAIGN_SEED": str(seed),
-            "PYTHONPATH": str(HERE.parent),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+            ),
         }
         os.environ["STREAMD_RUNTIME_DIR"] = str(self.runtime_dir)
         self.set_drive(SOUND)
-        self.index = GgufIndex.open(self.model)
         self._log_count = 0
         self._daemon: subprocess.Popen[bytes] | None = None
         self.clients: list[Client] = []
-        self.host_cache = self._plan() * 2 // 3  # room for some clients, and much to evict
 
     def __enter__(self) -> "World":
-        self.start_daemon()
+        try:
+            self._limits = cache_limits(self._plan(), self._cache_share)
+            self.start_daemon()
+        except BaseException:
+            self._clear()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -119,18 +148,31 @@ class World:
             if kind is None and (left or self.daemon.returncode):
                 raise Broken(f"SIGTERM: exit code {self.daemon.returncode}, left behind: {left}")
         finally:
-            self.daemon.kill()
-            self.daemon.wait()
-            shutil.rmtree(self.directory)
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+        shutil.rmtree(self.directory)
 
     def new_log(self) -> Path:
         self._log_count += 1
         return self.directory / f"{self._log_count}.log"
 
-    def _plan(self) -> int:
-        command = [sys.executable, "-m", "streamd", "plan", "--json", "--model", str(self.model)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, check=True)
-        return int(json.loads(done.stdout)["full_bytes"])
+    def _plan(self) -> dict[str, Any]:
+        words = ("plan", "--json", "--model", str(self.model), "--device", self.device)
+        done = subprocess.run(
+            [sys.executable, "-m", "streamd", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise Broken(done.stderr.strip())
+        plan: dict[str, Any] = json.loads(done.stdout)
+        return plan
 
     def set_drive(self, faults: str) -> None:
         self.drive.write_text(faults)
@@ -144,9 +186,9 @@ class World:
 
     def start_daemon(self) -> None:
         self.log = self.new_log()
-        words = ("serve", "--model", self.model, "--name", NAME, "--io", "pread", "--device", "cpu")
-        options = ("--host-cache", self.host_cache, "--stall-deadline-ms", STALL_DEADLINE_MS)
-        command = [sys.executable, HERE / "campaign_daemon.py", *words, *options]
+        words = ("serve", "--model", self.model, "--name", NAME, "--device", self.device)
+        more = ("--io", self._io, "--stall-deadline-ms", STALL_DEADLINE_MS)
+        command = [sys.executable, *self._program, *words, *more, *self._limits]
         with self.log.open("w") as log:
             self._daemon = subprocess.Popen(
                 list(map(str, command)),
@@ -184,6 +226,38 @@ class World:
             if time.monotonic() > end_s:
                 raise Broken(f"{what}: not within {DEADLINE_S:g} s")
             time.sleep(POLL_S)
+
+
+def cache_limits(plan: dict[str, Any], share: float) -> list[object]:
+    """Options for slots that hold that share of the experts, in each tier that there is; not less
+    than it needs. plan: what `streamd plan --json` says."""
+    words: list[object] = []
+    for tier, option in ((plan, "--host-cache"), (plan["gpu"], "--gpu-cache")):
+        if tier is not None:
+            size_bytes = max(tier["floor_bytes"], int(tier["full_bytes"] * share))
+            words += [option, round_up(size_bytes, GRANULE_BYTES)]
+    return words
+
+
+def parse_device(text: str) -> str:
+    """For argparse: cpu or cuda:N; cuda is the first one."""
+    device = daemon_options.parse_device(f"{text}:0" if text == "cuda" else text)
+    if device == "auto":
+        raise argparse.ArgumentTypeError("say which: cpu or cuda")
+    return device
+
+
+def used_vram_mib(device: str) -> int:
+    """Of a whole GPU, cuda:N, by the driver's own word."""
+    ordinal = device.partition(":")[2]
+    words = ["nvidia-smi", f"--id={ordinal}", "--query-gpu=memory.used"]
+    try:
+        done = subprocess.run(
+            [*words, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
+        )
+        return int(done.stdout)
+    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        raise Broken(f"nvidia-smi does not tell about {device}: {error}") from error
 
 
 def descriptor_count(pid: int) -> int:

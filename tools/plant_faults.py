@@ -35,6 +35,7 @@ class Fault:
 
 
 READERS = "streamd/readers/test_readers.py"
+UPLOADS = "infer/uploads/test_uploading_client.py"
 RESERVE = "streamd/slot_cache/test_cache_reserve.py"
 FAULTS = {
     "off by one in widening": Fault(
@@ -56,13 +57,13 @@ FAULTS = {
         "streamd/readers/test_reader_faults.py",
     ),
     "no grace period": Fault(
-        "streamd/slot_cache/slots.py",
+        "shared/slots.py",
         "while self.limbo and self.limbo[0][0] <= oldest_epoch:",
         "while self.limbo:",
         "streamd/slot_cache/test_cache.py::test_a_retired_slot_is_not_reused_while_its_readers_may_be_there",
     ),
     "grace period one epoch short": Fault(
-        "streamd/slot_cache/slots.py",
+        "shared/slots.py",
         "self.limbo[0][0] <= oldest_epoch",
         "self.limbo[0][0] <= oldest_epoch + 1",
         "streamd/slot_cache/test_cache_stateful.py::test_random_walks",
@@ -74,13 +75,13 @@ FAULTS = {
         "shared/test_residency.py::test_entering_goes_on_until_the_epoch_has_not_moved",
     ),
     "no ageing": Fault(
-        "streamd/slot_cache/policy.py",
-        "self.heat *= np.float32(0.5**half_lives)",
-        "self.heat *= np.float32(1.0**half_lives)",
-        f"{RESERVE}::test_what_has_grown_cold_makes_room",
+        "shared/policy.py",
+        "self.heat *= np.float32(kept)",
+        "self.heat *= np.float32(1)",
+        "shared/test_policy.py::test_a_use_counts_half_after_the_half_life",
     ),
     "most recent evicted": Fault(
-        "streamd/slot_cache/policy.py",
+        "shared/policy.py",
         "np.argsort(self.heat[keys]",
         "np.argsort(-self.heat[keys]",
         f"{RESERVE}::test_the_coldest_are_evicted",
@@ -110,10 +111,10 @@ FAULTS = {
         "streamd/slot_cache/test_reserve.py::test_a_slot_is_given_only_beyond_the_share_and_the_reserve",
     ),
     "a pin forgotten": Fault(
-        "streamd/slot_cache/slots.py",
-        "return bool(self.state[index] == SlotState.LIVE and self.pin_count[index] == 0)",
-        "return bool(self.state[index] == SlotState.LIVE)",
-        "streamd/slot_cache/test_victims.py",
+        "shared/slots.py",
+        "return self._states[index] == SlotState.LIVE and not self.pin_count[index]",
+        "return self._states[index] == SlotState.LIVE",
+        "shared/test_victims.py",
     ),
     "hints that never pass": Fault(
         "streamd/scheduling/prefetch.py",
@@ -138,6 +139,24 @@ FAULTS = {
         "F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)",
         "fcntl.F_SEAL_SEAL)",
         "shared/test_shm.py::test_nobody_else_can_map_it_writable",
+    ),
+    "a client's slot overwritten under its kernels": Fault(
+        "infer/uploads/slot_cache.py",
+        "self.readers[self.held] = section\n        for slot",
+        "for slot",
+        f"{UPLOADS}::test_every_slab_comes_whole_whatever_runs_first",
+    ),
+    "a host slot left before it is copied": Fault(
+        "infer/uploads/client.py",
+        "self._copied.synchronize()\n        self._host.check_revoked()",
+        "self._host.check_revoked()",
+        f"{UPLOADS}::test_every_slab_comes_whole_whatever_runs_first",
+    ),
+    "a copy kept whose source may be overwritten": Fault(
+        "infer/uploads/client.py",
+        "self._copied.synchronize()\n        self._host.check_revoked()",
+        "self._copied.synchronize()",
+        "infer/uploads/test_uploading_life.py::test_a_section_that_was_given_up_is_done_again",
     ),
 }
 

@@ -18,7 +18,7 @@ from replay_traces import Trace, load_trace
 
 from shared.command import run_command
 from shared.errors import ConfigError
-from streamd.slot_cache.policy import HALF_LIFE_ROUNDS
+from shared.policy import HALF_LIFE_ROUNDS
 
 Point = tuple[str, float, str, Result]  # trace, budget in MiB, policy, result
 
@@ -142,7 +142,7 @@ def _plot(path: Path, points: list[Point]) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only for those who plot
     except ImportError:
-        sys.exit("--plot needs matplotlib: pip install 'streamd-infer[tools]'")
+        sys.exit("--plot needs matplotlib: pip install matplotlib")
     names = sorted({point[0] for point in points})
     figure = Figure(figsize=(6 * len(names), 4.5))
     for number, name in enumerate(names, 1):

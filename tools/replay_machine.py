@@ -15,8 +15,8 @@ from replay_tiers import COPY_WEIGHT, MODES, TierCounts, TwoTiers
 from replay_traces import load_trace
 
 from shared.command import run_command
-from shared.options import parse_size
-from streamd.slot_cache.policy import HALF_LIFE_ROUNDS
+from shared.policy import HALF_LIFE_ROUNDS
+from shared.sizes import parse_size
 
 _HEAD = ("tiers", "policies", "read %", "H2D %", "D2H %", "read MB", "H2D MB", "D2H MB")
 _LINE = "  {:<10} {:<21} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from streamd.slot_cache.policy import LfuAgeing
+from shared.policy import LfuAgeing
 
 
 class Policy(Protocol):
@@ -37,7 +37,7 @@ class Lru:
 
 
 class DaemonLfu:
-    """streamd.slot_cache.policy.LfuAgeing; a half-life of 0 rounds never ages."""
+    """shared.policy.LfuAgeing; a half-life of 0 rounds never ages."""
 
     def __init__(self, key_count: int, half_life_rounds: float) -> None:
         self._policy = LfuAgeing(key_count, half_life_rounds or 1e12)

@@ -10,7 +10,7 @@ from replay_policies import Belady, DaemonLfu, Lru, Policy, S3Fifo, Slru, WTinyL
 from replay_traces import Group, Trace
 
 from shared.errors import ConfigError
-from streamd.slot_cache.policy import HALF_LIFE_ROUNDS
+from shared.policy import HALF_LIFE_ROUNDS
 
 POLICIES = ("lru", "lfu", "lfu-ageing", "slru", "s3-fifo", "w-tinylfu", "belady")
 

@@ -17,7 +17,7 @@ from replay_policies import DaemonLfu
 from replay_simulation import make_policy, misses_of
 from replay_traces import Group, Trace
 
-from streamd.slot_cache.policy import HALF_LIFE_ROUNDS, LfuAgeing
+from shared.policy import HALF_LIFE_ROUNDS, LfuAgeing
 
 MODES = ("inclusive", "exclusive")
 COPY_WEIGHT = 1 / 16

@@ -26,7 +26,7 @@ Look = Callable[[Tensor, npt.NDArray[np.int32]], None]
 
 
 class ExpertSource(Protocol):
-    """Where slabs come from; infer.daemon.client.SlotClient."""
+    """Where slabs come from; infer.daemon.client.SlotClient, or infer.uploads.client."""
 
     def wave_experts(self, layer: int) -> int: ...
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shared.errors import RequestError
+from shared.sizes import size_text
 
 
 class Cache:
@@ -61,7 +62,6 @@ def cache_memory(
     except RuntimeError as error:
         size_bytes = sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
         raise RequestError(
-            f"a KV cache for {context} tokens takes {size_bytes / 2**30:.1f} GiB,"
-            " which cannot be had",
+            f"a KV cache for {context} tokens takes {size_text(size_bytes)}, which cannot be had",
             "give a smaller --ctx",
         ) from error

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.options import parse_size
+from shared.sizes import parse_size
 
 DEFAULT_SESSION_COUNT = 8
 DEFAULT_SESSION_BYTES = 8 << 30

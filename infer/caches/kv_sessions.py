@@ -20,6 +20,7 @@ from typing import Any
 from infer.caches.kv_file import SUFFIX, Head, Identity, KvFile, Planes, token_bytes, write
 from infer.caches.kv_limits import KvLimits
 from shared.errors import ConfigError, RequestError, StreamError
+from shared.sizes import size_text
 from shared.user_files import state_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -81,8 +82,8 @@ class KvSessions:
         size_bytes = len(ids) * token_bytes(planes)
         if size_bytes > self._limits.size_bytes:
             self._tell(
-                f"this conversation's KV cache takes {_mib(size_bytes)}, more than --kv-sessions"
-                f" allows ({_mib(self._limits.size_bytes)}): not kept"
+                f"this conversation's KV cache takes {size_text(size_bytes)}, more than"
+                f" --kv-sessions allows ({size_text(self._limits.size_bytes)}): not kept"
             )
             return
         continued = []
@@ -199,8 +200,8 @@ class KvSessions:
         free_bytes = shutil.disk_usage(path.parent).free
         if 2 * size_bytes > free_bytes:
             raise RequestError(
-                f"{_mib(size_bytes)} would take more than half of the {_mib(free_bytes)} that"
-                f" {path.parent} has free",
+                f"{size_text(size_bytes)} would take more than half of the {size_text(free_bytes)}"
+                f" that {path.parent} has free",
                 "make room there, or point XDG_STATE_HOME elsewhere",
             )
         write(path, self._identity, ids, talk, planes)
@@ -261,7 +262,3 @@ def _make_private(directory: Path) -> None:
 def _reason(error: OSError | StreamError) -> str:
     """In one line, without the remedy."""
     return error.message if isinstance(error, StreamError) else str(error)
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from infer.blocks.moe import Tap
 from infer.commands.bench_profile import profile_lines, profile_round
+from infer.commands.prompt_reads import PromptWatch
 from infer.engine import Engine
 from infer.generation.decoding import Decoding
 from infer.generation.draft import Drafting, mtp_rows
@@ -126,13 +128,17 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
     prefill_s = decode_s = 0.0
     for _ in range(1 + arguments.warmup):
         before = engine.client.stats()
+        slots_before = engine.client.tier_values(before)
         guessed_before = engine.prefetch.counters.copy() if engine.prefetch else None
-        prefill_s, decode_s = time_round(decoding, prompt, arguments.decode)
+        lane_before = replace(engine.lane.counters) if engine.lane else None
+        watch = PromptWatch(engine)
+        prefill_s = time_prompt(decoding, prompt)
+        prompt_reads = watch.reads(arguments.prompt)
+        decode_s = time_decode(decoding, arguments.decode)
     after = engine.client.stats()
-    tier = "gpu" if engine.device.type == "cuda" else "host"
+    slots_after = engine.client.tier_values(after)
     counted = {
-        name: after["tiers"][tier][name] - before["tiers"][tier][name]
-        for name in ("hits", "misses", "evictions")
+        name: slots_after[name] - slots_before[name] for name in ("hits", "misses", "evictions")
     }
     result = {
         "prefill_tps": arguments.prompt / prefill_s,
@@ -142,10 +148,13 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
         "decode_tokens": arguments.decode,
         "bytes_read": after["io"]["bytes_read"] - before["io"]["bytes_read"],
         "device": str(engine.device),
+        "prompt": prompt_reads.values(),
         **counted,
     }
     if engine.prefetch is not None:
         result["prefetch"] = engine.prefetch.values(guessed_before)
+    if engine.lane is not None:
+        result["compute_lane"] = engine.lane.values(lane_before)
     if engine.mtp is not None:
         result |= _bench_draft(engine, prompt, arguments, result["decode_tps"])
     if arguments.profile:
@@ -160,8 +169,11 @@ def bench(arguments: argparse.Namespace, session: Session) -> int:
     print(
         f"experts  {100 * counted['hits'] / max(lookups, 1):8.1f}% of {lookups} lookups were hits"
     )
+    print(f"prompt   {prompt_reads.describe()}")
     if engine.prefetch is not None and (ahead := engine.prefetch.describe(guessed_before)):
         print(f"ahead    {ahead}")
+    if engine.lane is not None:
+        print(f"lane     {engine.lane.describe(lane_before)}")
     if "draft_decode_tps" in result:
         print(
             f"drafting {result['draft_decode_tps']:9.1f} t/s, {result['draft_speedup']:.2f} times"
@@ -189,13 +201,22 @@ def _bench_draft(
 
 def time_round(decoding: Decoding, prompt: list[int], token_count: int) -> tuple[float, float]:
     """Seconds for the prompt, and for as many greedy tokens behind it."""
+    return time_prompt(decoding, prompt), time_decode(decoding, token_count)
+
+
+def time_prompt(decoding: Decoding, prompt: list[int]) -> float:
+    """Seconds, from an empty cache of keys and values on."""
     decoding.rewind(0)
     started_s = time.perf_counter()
     decoding.extend(prompt)
-    prefilled_s = time.perf_counter()
+    return time.perf_counter() - started_s
+
+
+def time_decode(decoding: Decoding, token_count: int) -> float:
+    started_s = time.perf_counter()
     for _ in range(token_count):
         decoding.take(decoding.draw(GREEDY), GREEDY)
-    return prefilled_s - started_s, time.perf_counter() - prefilled_s
+    return time.perf_counter() - started_s
 
 
 def _token_list(text: str) -> list[int]:

@@ -68,6 +68,10 @@ class GgmlKernels:
 
             self._latent = GgmlLatent(library, team, matmul, scratch, bounds, bounds.latent)
 
+    def rouse(self) -> None:
+        """A call comes in a moment: let the threads be awake for it. It may still not come."""
+        self._team.rouse()
+
     def group(self, matrices: Sequence[QuantMatrix]) -> GgmlGroup:
         return self._linear.group(matrices)
 

@@ -20,7 +20,25 @@ from shared.streamed import BUFFERS
 log = logging.getLogger(__name__)
 
 
-class CudaLane:
+class CudaStreams:
+    """A GPU's stream for computing, and one beside it for copies from pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._driver = load_driver()
+        self.copying = torch.cuda.Stream(device)
+
+    def computing(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    def event(self) -> torch.cuda.Event:
+        return torch.cuda.Event()
+
+    def copy(self, copy: Copy) -> None:
+        call(self._driver, "cuMemcpyHtoDAsync", *copy, self.copying.cuda_stream)
+
+
+class CudaLane(CudaStreams):
     """See infer.resident.streamed_layers.CopyLane.
 
     host: (address, bytes) of stretches of host memory, ascending, each on pages of its own; each
@@ -34,9 +52,7 @@ class CudaLane:
         host: Iterable[tuple[int, int]],
         keepalive: object,
     ) -> None:
-        self._device = device
-        self._driver = load_driver()
-        self.copying = torch.cuda.Stream(device)
+        super().__init__(device)
         memory = torch.empty((BUFFERS, buffer_bytes), dtype=torch.uint8, device=device)
         self.buffers = tuple(memory[at].data_ptr() for at in range(BUFFERS))
         pinned = pin(self._driver, joined(host))
@@ -44,15 +60,6 @@ class CudaLane:
             self, _let_go, self._driver, self.copying, pinned, memory, keepalive
         )
         ended.atexit = False  # the driver may be gone by then
-
-    def computing(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self._device)
-
-    def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event()
-
-    def copy(self, copy: Copy) -> None:
-        call(self._driver, "cuMemcpyHtoDAsync", *copy, self.copying.cuda_stream)
 
 
 def _let_go(driver: Any, copying: torch.cuda.Stream, pinned: list[int], *_memory: object) -> None:

@@ -1,5 +1,6 @@
 """The resident tensors of a model, wherever the daemon has decided that they lie."""
 
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -24,8 +25,9 @@ def open_streamed(
 ) -> StreamedLayers | None:
     """As the daemon has decided; None where nothing is streamed. GpuError, ProtocolMismatch."""
     attached = memory.attached
-    if memory.host_resident is None:
+    if not attached.streamed_layers:
         return None
+    assert memory.host_resident is not None
     layouts = chosen_layers(index, attached.streamed_layers)
     source = resident_layout(resident_tensors(index), attached.host_align)
     if source.total_bytes > attached.host_resident_bytes:
@@ -41,7 +43,9 @@ def open_streamed(
         if placed.tensor.name in names
     ]
     buffer_bytes = max(layout.total_bytes for layout in layouts.values())
-    lane = make_lane(device, buffer_bytes, stretches, memory.host_resident)
+    # Where stretches share pages, each copy would cross from one pinned range into the next.
+    pinnable = stretches if attached.host_align % mmap.PAGESIZE == 0 else []
+    lane = make_lane(device, buffer_bytes, pinnable, memory.host_resident)
     return StreamedLayers(layouts, source, address, lane)
 
 
@@ -51,7 +55,7 @@ def open_weights(
     """The resident tensors where the daemon has put them, or where they come to in their turn."""
     layouts = streamed.layouts if streamed is not None else {}
     tensors = kept_tensors(index, layouts)
-    if device.type == "cuda":
+    if memory.packed:
         layout = gpu_resident_layout(tensors)
     else:
         layout = resident_layout(tensors, memory.attached.align)

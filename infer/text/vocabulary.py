@@ -1,5 +1,6 @@
 """The vocabulary a GGUF file declares: token texts, their types, merges and named tokens."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -40,6 +41,8 @@ _TOOL_CALL = tuple(
     for name in ("tool_call", "tool_response", "arg_key", "arg_value")
     for slash in ("", "/")
 )
+# <|user|>, <｜User｜>, <think:opensource>
+_FRAMED = re.compile(r"<[|｜][^<>\s]+[|｜]>|</?[^<>\s]+:opensource>")
 # Texts as ordinary as these end a turn only where their type says control.
 _END_OF_TURN_IF_CONTROL = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<eop>")
 
@@ -92,7 +95,7 @@ class Vocabulary:
             raise MalformedModel(
                 f"{len(tokens)} tokens are more than any model has ({MAX_VOCAB})", _REMEDY
             )
-        types = _token_types(metadata.get("tokenizer.ggml.token_type"), len(tokens))
+        types = _token_types(metadata.get("tokenizer.ggml.token_type"), tokens)
         ids = dict(zip(reversed(tokens), range(len(tokens) - 1, -1, -1), strict=True))
         _show_tool_calls(ids, types)
         named = {
@@ -160,10 +163,12 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def _token_types(value: Any, count: int) -> np.ndarray:
-    """int8 [count], a copy; every token is normal where the file does not say."""
+def _token_types(value: Any, tokens: list[str]) -> np.ndarray:
+    """int8 [len(tokens)], a copy; where the file does not say, what is framed is control."""
+    count = len(tokens)
     if value is None:
-        return np.full(count, TokenType.NORMAL, np.int8)
+        framed = [_FRAMED.fullmatch(text) is not None for text in tokens]
+        return np.where(framed, TokenType.CONTROL, TokenType.NORMAL).astype(np.int8)
     types = np.asarray(value)
     if types.shape != (count,) or types.dtype.kind not in "iu":
         raise MalformedModel(f"tokenizer.ggml.token_type does not have {count} integers", _REMEDY)

@@ -1,11 +1,12 @@
 """`streamd bench-io`: how fast this drive gives expert slabs, by engine, depth and pages."""
 
+import itertools
 import random
 import resource
 import select
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ SAME_DEPTH_SHARE = 0.03
 # Slabs beyond the depth, so that there is always one that waits.
 SPARE_SLOTS = 8
 WAIT_MS = 5000
+
+
+Combination = tuple[str, str, str, int]  # engine, pattern, pages, depth
 
 
 @dataclass(frozen=True)
@@ -90,17 +94,14 @@ class Bench:
                 find_pages(slot)
             self.memories[f"{name} {page_report(shm.address(mapping)).kind}"] = memory
 
-    def rows(self, seconds: float = ROW_SECONDS) -> Iterator[Row]:
+    def combinations(self) -> list[Combination]:
         """Every engine that works, pattern, kind of pages and depth."""
+        engines = []
         for engine in REAL_ENGINES:
-            try:
+            with suppress(ConfigError):
                 choose_engine(engine, 1)[0].close()
-            except ConfigError:
-                continue
-            for pattern in PATTERNS:
-                for pages in self.memories:
-                    for depth in DEPTHS:
-                        yield self.measure(engine, pattern, pages, depth, seconds)
+                engines.append(engine)
+        return list(itertools.product(engines, PATTERNS, self.memories, DEPTHS))
 
     def measure(
         self, engine_name: str, pattern: str, pages: str, depth: int, seconds: float

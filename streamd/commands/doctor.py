@@ -14,10 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import StreamError
+from shared.cuda import call, device_name, load_driver
+from shared.errors import GpuError, GpuNotShared, StreamError
 from shared.experts import ExpertIndex
 from shared.free_memory import available_memory_bytes, cgroup_room_bytes
 from shared.gguf_index import GgufIndex
+from shared.sizes import size_text
+from streamd.gpu.sharing import WITHOUT_SHARING, require_sharing
 from streamd.readers.direct import open_file
 from streamd.readers.probe import AUTO, choose_engine
 from streamd.tiers.pages import huge_page_settings
@@ -86,10 +89,10 @@ def _io_uring() -> Iterator[Finding]:
 def _memlock() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= 64 << 20:
-        shown = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 20} MiB"
+        shown = "unlimited" if soft == resource.RLIM_INFINITY else size_text(soft)
         return Finding(OK, "memlock", shown)
     return Finding(
-        WARN, "memlock", f"{soft >> 10} KiB",
+        WARN, "memlock", size_text(soft),
         "ulimit -l unlimited (LimitMEMLOCK=infinity in a unit); old kernels count rings against it",
     )  # fmt: skip
 
@@ -112,15 +115,13 @@ def _huge_pages() -> Finding:
 def _memory() -> Iterator[Finding]:
     available_bytes = available_memory_bytes()
     level = OK if available_bytes > 4 << 30 else WARN
-    yield Finding(level, "memory", f"{available_bytes / 2**30:.1f} GiB available")
+    yield Finding(level, "memory", f"{size_text(available_bytes)} available")
     room_bytes = cgroup_room_bytes()
     if room_bytes is not None:
-        yield Finding(OK, "cgroup", f"{room_bytes / 2**30:.1f} GiB left by the control group")
+        yield Finding(OK, "cgroup", f"{size_text(room_bytes)} left by the control group")
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shm is not None:
-        yield Finding(
-            OK, "/dev/shm", f"{shm.free / 2**30:.1f} GiB free (not used: we share memfds)"
-        )
+        yield Finding(OK, "/dev/shm", f"{size_text(shm.free)} free (not used: we share memfds)")
 
 
 def _processors() -> Finding:
@@ -153,9 +154,26 @@ def _gpu() -> Iterator[Finding]:
             yield Finding(WARN, "GPU", line, "see nvidia-smi")
             continue
         name, driver, free, generation, width = values
+        free_mib = free.removesuffix(" MiB")
+        shown = size_text(int(free_mib) << 20) if free_mib.isdecimal() else free
         yield Finding(
-            OK, "GPU", f"{name}, driver {driver}, {free} free, PCIe {generation} x{width}"
+            OK, "GPU", f"{name}, driver {driver}, {shown} free, PCIe {generation} x{width}"
         )
+    yield _gpu_sharing()
+
+
+def _gpu_sharing() -> Finding:
+    """Whether a daemon can keep a GPU's slots for all clients."""
+    try:
+        driver = load_driver()
+        for ordinal in range(call(driver, "cuDeviceGetCount")):
+            device = call(driver, "cuDeviceGet", ordinal)
+            require_sharing(driver, device, device_name(driver, device))
+    except GpuNotShared as error:
+        return Finding(WARN, "GPU sharing", f"{error.message}: {WITHOUT_SHARING}", error.remedy)
+    except GpuError as error:
+        return Finding(WARN, "GPU sharing", error.message, error.remedy)
+    return Finding(OK, "GPU sharing", "its memory can be shared: slots are kept for all clients")
 
 
 def _model(path: Path, disk_probe: Callable[[Path], float]) -> Iterator[Finding]:
@@ -167,7 +185,7 @@ def _model(path: Path, disk_probe: Callable[[Path], float]) -> Iterator[Finding]
             for file in files:
                 stack.callback(file.close)
         slab = max(c.slab_bytes for c in experts.classes)
-        yield Finding(OK, "model", f"{index.architecture}, slabs of up to {slab / 1e6:.2f} MB")
+        yield Finding(OK, "model", f"{index.architecture}, slabs of up to {size_text(slab)}")
         for file in files:
             if file.direct:
                 yield Finding(OK, "O_DIRECT", f"{file.path.name}: aligned to {file.align_bytes}")

@@ -73,6 +73,9 @@ def install(arguments: argparse.Namespace) -> int:
     unit = render_unit(shipped_unit(unit_name, arguments.user), program_path(), owner)
     service = unit_name.removesuffix(".service").replace("@", f"@{name}")
     _check(unit, unit_name, service, arguments.user)
+    if not arguments.user:
+        for path in filter(None, (arguments.model, program_path())):
+            _warn_of_private_tmp(path.absolute())
     files = {places.unit_dir / unit_name: unit}
     if config is not None:
         files[config_path] = config
@@ -84,6 +87,15 @@ def install(arguments: argparse.Namespace) -> int:
             print(f"wrote {path}")
     _say_what_next(service, name, " --user" if arguments.user else "")
     return 0
+
+
+def _warn_of_private_tmp(path: Path) -> None:
+    if path.parts[1:2] == ("tmp",) or path.parts[1:3] == ("var", "tmp"):
+        print(
+            f"streamd: the service will not find {path}: it has a /tmp of its own\n"
+            "  put it elsewhere, or let `systemctl edit` say PrivateTmp=no",
+            file=sys.stderr,
+        )
 
 
 def _say_what_next(service: str, name: str, whose: str) -> None:
@@ -176,14 +188,22 @@ def _check(unit: str, unit_name: str, service: str, user: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, unit_name).write_text(unit)
         words = [program, *(["--user"] if user else []), "verify", f"{directory}/{service}.service"]
-        done = subprocess.run(
-            words,
-            env={"XDG_RUNTIME_DIR": directory, **os.environ},  # --user demands one
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=VERIFY_DEADLINE_S,
-        )
+        try:
+            done = subprocess.run(
+                words,
+                env={"XDG_RUNTIME_DIR": directory, **os.environ},  # --user demands one
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=VERIFY_DEADLINE_S,
+            )
+        except subprocess.TimeoutExpired:
+            print(
+                f"streamd: systemd-analyze has not answered for {VERIFY_DEADLINE_S:g} s,"
+                " the unit is not checked",
+                file=sys.stderr,
+            )
+            return
     # It looks at other units too, and complains about them without a bad exit code.
     complaints = [line for line in done.stderr.splitlines() if "streamd" in line]
     if done.returncode or complaints:

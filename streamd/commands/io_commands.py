@@ -7,6 +7,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from shared.sizes import size_text
+from shared.stats_view import duration
 from streamd.commands.bench_io import ROW_SECONDS, Bench, choose_best
 from streamd.commands.doctor import FAIL, examine, render
 from streamd.commands.io_best import reads_of, save_best
@@ -25,14 +27,21 @@ def bench_io(model: Path, as_json: bool, row_seconds: float = ROW_SECONDS) -> in
     rows = []
     with ExitStack() as stack:
         bench = Bench(model, stack)
+        combinations = bench.combinations()
+        count = len(combinations)
+        about = duration(count * row_seconds)
+        print(f"{count} measurements of {row_seconds:g} s, about {about}", file=sys.stderr)
         if not as_json:
             print(_LINE.format(*_HEAD))
-        for row in bench.rows(row_seconds):
+        for combination in combinations:
+            row = bench.measure(*combination, row_seconds)
             rows.append(row)
             if not as_json:
                 print(_LINE.format(*asdict(row).values()), flush=True)
             elif sys.stderr.isatty():
-                print(f"\r{len(rows)} measured", end="", file=sys.stderr)
+                print(f"\r{len(rows)} of {count} measured", end="", file=sys.stderr)
+    if as_json and sys.stderr.isatty():
+        print(file=sys.stderr)
     best = choose_best(rows)
     with suppress(OSError):
         save_best(reads_of(model, bench.experts), best)
@@ -53,7 +62,7 @@ def scrub(model: Path, as_json: bool) -> int:
         if sys.stderr.isatty() and now_s - shown_s >= 1:
             shown_s = now_s
             rate = read_bytes / (now_s - started_s)
-            done = f"{read_bytes / 1e9:.1f} of {all_bytes / 1e9:.1f} GB, {rate / 1e6:,.0f} MB/s"
+            done = f"{size_text(read_bytes)} of {size_text(all_bytes)}, {rate / 1e6:,.0f} MB/s"
             print(f"\r{done}  ", end="", file=sys.stderr)
 
     failed = False

@@ -1,5 +1,6 @@
 """`streamd heatmap`: a picture of how much each expert is used, and where it is."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def _matplotlib() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"heatmap draws with matplotlib, which is not there: {error}",
-            "pip install 'streamd-infer[plot]'",
+            f"{sys.executable} -m pip install matplotlib",
         ) from error
     return pyplot
 

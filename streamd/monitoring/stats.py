@@ -55,7 +55,7 @@ def model_values(
             for name, values in (("host", host), ("gpu", gpu_tier_values(model.gpu)))
         },
         "experts_per_layer": model.experts.n_experts,
-        "resident_bytes": model.resident_region.size_bytes,
+        "resident_bytes": model.resident_bytes,
         "clients": [values for cache in caches for values in client_values(cache, sessions)],
         "pages": {
             "slots": model.tier.region.page_kind,
@@ -160,6 +160,7 @@ def io_values(reader: Reader) -> dict[str, Any]:
         "useful_bytes": stats.useful_bytes,
         "reads": stats.reads,
         "retries": stats.retries,
+        "slabs": stats.slabs,
         "failed_slabs": stats.failed_slabs,
         "latency_ms_p50": round(stats.latency_ms_p50, 3),
         "latency_ms_p99": round(stats.latency_ms_p99, 3),
@@ -180,6 +181,7 @@ def client_values(cache: HostCache, sessions: Sessions) -> list[dict[str, int]]:
             "misses": client.area.misses,
             "fetches": client.area.fetches,
             "tokens": client.area.tokens,
+            **dict(zip(("own_hits", "own_misses"), client.area.own_lookups, strict=True)),
         }
         for client in cache.clients.values()
         if not client.ours

@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shared.stats_view import duration, size
+from shared.sizes import size_text
+from shared.stats_view import duration
 from streamd.monitoring.stats_history import WINDOWS_S, History
 from streamd.monitoring.stats_line import percent
 from streamd.scheduling.prefetch import PREFETCH_OUTCOMES
@@ -83,7 +84,7 @@ def _tiers(history: History) -> Table:
             f"{history.rate(f'tiers.{name}.evictions', WINDOWS_S[0]):,.0f}",
             f"{tier['evictions']:,}",
             f"{tier['slots_used']}/{tier['slots']}",
-            size(tier["bytes"]),
+            size_text(tier["bytes"]),
         )
     return table
 
@@ -103,14 +104,14 @@ def _traffic(history: History) -> Table:
         table.add_row(name, *rates, now)
     queue = (
         f"{io['in_flight_reads']} reads in flight,"
-        f" {io['waiting_reads']} waiting, {size(io['in_flight_bytes'])}"
+        f" {io['waiting_reads']} waiting, {size_text(io['in_flight_bytes'])}"
     )
     reads = (f"{history.rate('io.reads', window_s):,.0f}/s" for window_s in WINDOWS_S)
     table.add_row("queue", *reads, queue)
     table.add_row(
         "memory", "", "",
-        f"{size(memory['rss_bytes'])} taken,"
-        f" {size(memory['available_bytes'])} available",
+        f"{size_text(memory['rss_bytes'])} taken,"
+        f" {size_text(memory['available_bytes'])} available",
     )  # fmt: skip
     return table
 
@@ -121,7 +122,7 @@ def _classes(history: History) -> Table:
     for name, tier in _shown_tiers(history):
         for part in tier["classes"]:
             used = f"{part['slots_used']}/{part['slots']}"
-            table.add_row(size(part["slab_bytes"]), name, used)
+            table.add_row(size_text(part["slab_bytes"]), name, used)
     return table
 
 

@@ -15,7 +15,7 @@ TRACE_INTERVAL_MS = 100
 
 class Records:
     def __init__(self, config: StreamdConfig, model: ServedModel) -> None:
-        self._warm_start = WarmStart(model, config.model) if config.warm == "on" else None
+        self._warm_start = WarmStart(model, config.model) if config.warm else None
         self._tracer: Tracer | None = None
         if config.trace is not None:
             self._tracer = Tracer(config.trace, config.model, model.experts)

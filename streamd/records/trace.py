@@ -10,10 +10,14 @@ A record is a section: a decode step's top-k (use count = count <= top_k), or a 
 (a use count larger than 65535 is given as that). Records of one client are in order. They come
 through a ring in the client's area (shared/residency.py) and are written by a thread, so that
 neither the clients nor the main loop wait for the disk; what does not fit is counted as lost.
+
+A daemon that starts, or opens its model anew, begins a file of its own: the one that is there, and
+may be of another model, is kept as FILE.1, the next one as FILE.2 and so on.
 """
 
 import json
 import logging
+import stat
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +39,7 @@ LOST = 0xFFFF
 MAX_LOST = 2**32 - 1
 CHUNK_BYTES = 1 << 16
 MAX_WAITING_CHUNKS = 64
+MAX_KEPT = 1000
 
 
 class TraceWriter:
@@ -42,6 +47,7 @@ class TraceWriter:
 
     def __init__(self, path: Path, first: bytes) -> None:
         try:
+            keep_older(path)
             self._file = path.open("wb")
             self._file.write(first)
         except OSError as error:
@@ -91,6 +97,25 @@ class TraceWriter:
         if not self._failed:
             self._failed = True
             log.error("the trace %s ends here: %s", self._path, error.strerror)
+
+
+def keep_older(path: Path) -> None:
+    """Give what was recorded there before another name, the first of FILE.1, FILE.2, ... that is
+    free. OSError if that cannot be; ConfigError where there are so many."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISREG(status.st_mode) and status.st_size):
+        return
+    names = (path.with_name(f"{path.name}.{number}") for number in range(1, MAX_KEPT + 1))
+    kept = next((name for name in names if not name.exists()), None)
+    if kept is None:
+        raise ConfigError(
+            f"there are {MAX_KEPT} older traces beside {path}", "remove some, or give another file"
+        )
+    path.rename(kept)
+    log.info("the trace %s that was there is %s now", path, kept.name)
 
 
 class Tracer:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from shared.errors import ConfigError
 from shared.experts import MAX_EXPERTS, MAX_LAYERS
-from streamd.slot_cache.policy import LfuAgeing
-from streamd.slot_cache.slots import ClassSlots
-from streamd.slot_cache.victims import VictimChooser
+from shared.policy import LfuAgeing
+from shared.slots import ClassSlots
+from shared.victims import VictimChooser
 
 _FORMAT = "streamd-trace"
 # What a trace of a long day may be; the rest of a longer one is not looked at.

@@ -25,22 +25,24 @@ class Arrivals:
     def take(self) -> ModelChanged | None:
         """Publish what has arrived since; whether the file turned out to be another one now."""
         changed = None
+        ring: set[int] = set()  # once for all that has come
         for completion in self._model.tier.poll():
             slot = completion.key
             assert isinstance(slot, int)
             error = self._model.tier.arrived(slot, completion.error)
-            self._settle(self._model.scheduler, slot, error)
+            ring.update(self._settle(self._model.scheduler, slot, error))
             if isinstance(error, ModelChanged):
                 changed = error
         if self._model.gpu is not None:
             for uploaded in self._model.gpu.uploads.poll():
-                self._settle(self._model.gpu.scheduler, uploaded.slot, uploaded.error)
+                ring.update(self._settle(self._model.gpu.scheduler, uploaded.slot, uploaded.error))
+        self._sessions.ring(ring)
         return changed
 
-    def _settle(self, scheduler: Scheduler, slot: int, error: StreamError | None) -> None:
+    def _settle(self, scheduler: Scheduler, slot: int, error: StreamError | None) -> list[int]:
+        """The clients to ring; those for whom it will not come are told here."""
         if error is None:
-            self._sessions.ring(scheduler.landed(slot))
-            return
+            return scheduler.landed(slot)
         layer, expert, asked = scheduler.failed(slot)
         # What was only hinted is nobody's loss yet: it is said when somebody asks for it.
         matters = bool(asked) or isinstance(error, ModelChanged)
@@ -52,3 +54,4 @@ class Arrivals:
             else:
                 failed = Failed(section, layer, expert, error.code, error.message, error.remedy)
                 self._tell(self._sessions.of_number(number).ticket, failed)
+        return []

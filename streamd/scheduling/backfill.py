@@ -10,8 +10,8 @@ from itertools import islice
 import numpy as np
 
 from shared.residency import NOT_RESIDENT
+from shared.slots import ClassSlots
 from streamd.slot_cache.cache import NO_CLASS, HostCache
-from streamd.slot_cache.slots import ClassSlots
 
 # Nothing has been demanded for so long.
 QUIET_MS = 20.0

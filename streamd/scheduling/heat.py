@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shared.policy import LfuAgeing
+from shared.scan import USE_PARTS
 from streamd.slot_cache.cache_client import CacheClient
-from streamd.slot_cache.policy import LfuAgeing
 
 # How old the clients' use counts may be when victims are chosen.
 ABSORB_INTERVAL_MS = 5.0
@@ -22,7 +23,7 @@ class Heat:
         self._clients = clients
         self._now_ms = now_ms
         self._absorbed_at_ms = now_ms()
-        self._departed_uses: npt.NDArray[np.uint32] = np.zeros(key_count, np.uint32)
+        self._departed: npt.NDArray[np.uint32] = np.zeros(key_count, np.uint32)
 
     def refresh(self) -> None:
         """Take in what all clients have used since the last time, if that is a while ago."""
@@ -33,16 +34,20 @@ class Heat:
                 self.absorb(client)
 
     def absorb(self, client: CacheClient) -> None:
-        uses: npt.NDArray[np.uint32] = client.area.uses.reshape(-1).copy()
-        self.policy.absorb(uses - client.absorbed_uses)
-        client.absorbed_uses = uses
+        counted = client.area.counted.copy()
+        uses, scanned = (counted - client.absorbed).reshape(2, -1)
+        self.policy.absorb(uses + scanned / USE_PARTS)
+        client.absorbed = counted
 
     def leave(self, client: CacheClient) -> None:
         """A client goes: what it has used stays counted."""
         self.absorb(client)
-        self._departed_uses += client.absorbed_uses
+        self._departed += client.absorbed.sum(axis=0, dtype=np.uint32).reshape(-1)
 
     def uses_of(self, key: int) -> int:
-        """How often an expert has been used so far, by those that have left too."""
-        present = (int(client.area.uses.reshape(-1)[key]) for client in self._clients.values())
-        return int(self._departed_uses[key]) + sum(present)
+        """A number that another use of an expert changes, and that who leaves does not change."""
+        return int(self._departed[key]) + sum(
+            int(plane.reshape(-1)[key])
+            for client in self._clients.values()
+            for plane in (client.area.uses, client.area.scanned)
+        )

@@ -5,22 +5,25 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from shared.arena import ArenaLayout
-from shared.errors import StreamError
+from shared.errors import GpuNotShared, StreamError
 from shared.experts import ExpertIndex
+from shared.gpu_plan import GpuPlan, plan_gpu
+from shared.layer_choice import Residents
 from shared.resident import ResidentLayout
+from shared.slot_plan import class_slots
 from shared.wire import GPU_TIER
 from streamd.gpu.cuda_device import CudaDevice
 from streamd.gpu.device import Copy, CopyQueue, GpuDevice
 from streamd.gpu.host_source import HostSource
 from streamd.gpu.paced_copies import PacedCopies
-from streamd.planning.gpu_plan import GpuPlan, plan_gpu
-from streamd.planning.layer_choice import Residents
-from streamd.planning.plan import class_slots
 from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes
 from streamd.slot_cache.cache import HostCache
 from streamd.tiers.uploads import Uploads
 
 log = logging.getLogger(__name__)
+
+# So long after the last copy we do not go to sleep: waking up takes longer than a fetch should.
+LINGER_MS = 2.0
 
 OpenGpu = Callable[[int], GpuDevice]
 
@@ -38,7 +41,7 @@ def open_gpu(
     """The device and what fits on it; None where no GPU is wanted, or none will do for `auto`.
 
     wanted: True, False, or None for `auto`. Raises why a wanted one will not do: GpuError,
-    ConfigError, PlanError.
+    ConfigError, PlanError; and GpuNotShared for `auto` too, where clients may do without us.
     """
     if wanted is False:
         return None
@@ -59,7 +62,7 @@ def open_gpu(
             device.close()
             raise
     except StreamError as error:
-        if wanted:
+        if wanted or isinstance(error, GpuNotShared):
             raise
         # A machine without a GPU need not hear of it at every start.
         log.log(logging.DEBUG if device is None else logging.INFO, "no GPU tier: %s", error)
@@ -88,6 +91,8 @@ class GpuTier:
         warm: bool = True,
         upload_pace: float = 0.0,
     ) -> None:
+        self._now_ms = now_ms
+        self._busy_until_ms = 0.0
         self.device = device
         self._copies: CopyQueue = PacedCopies(device, upload_pace) if upload_pace else device
         self.plan = plan
@@ -112,9 +117,12 @@ class GpuTier:
             self.cache, self.uploads, layer_slab_bytes(experts), now_ms, host, warm
         )
 
-    @property
-    def copying(self) -> bool:
-        return self._copies.copying
+    def is_busy(self) -> bool:
+        """Whether copies are under way, or were a moment ago: the next layer asks soon then."""
+        now_ms = self._now_ms()
+        if self._copies.copying:
+            self._busy_until_ms = now_ms + LINGER_MS
+        return now_ms < self._busy_until_ms
 
     def upload_resident(
         self, target: ResidentLayout, source: ResidentLayout, source_address: int

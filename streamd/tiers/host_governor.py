@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from shared.arena import slot_bytes
 from shared.errors import GpuError
 from shared.free_memory import available_memory_bytes
+from shared.sizes import size_text
+from shared.slots import SlotState
 from streamd.planning.plan import HostPlan
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.slot_limits import close_slots, open_slots
-from streamd.slot_cache.slots import SlotState
 from streamd.tiers.governor import Governor
 from streamd.tiers.host_tier import HostTier
 
@@ -83,7 +84,7 @@ class HostGovernor:
         before_bytes = self._policy.limit_bytes
         limit_bytes = self._policy.look(self._available(), self._tier.held_bytes, now_s)
         if limit_bytes != before_bytes:
-            log.info("host cache: %.1f MB, as memory allows", limit_bytes / 1e6)
+            log.info("host cache: %s, as memory allows", size_text(limit_bytes))
         share = self._share_of(limit_bytes)
         for slots in self._cache.classes:
             surplus_count = slots.usable_count - round(share * slots.count)

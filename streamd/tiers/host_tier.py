@@ -5,6 +5,9 @@ A slot gets its pages when it is first needed, so that start-up need not wait fo
     submit --> first time: pages, found by a thread --> registered with the reader --+
        |                                                                             v
        +---- any other time -----------------------------------------------------> read --> poll
+
+What is withdrawn while its slot waits for pages is not read; the slot gets them all the same, and
+may be given anew meanwhile.
 """
 
 from collections.abc import Callable
@@ -41,7 +44,7 @@ class HostTier:
         self.layout = layout
         self._checksums = checksums
         self._grants: dict[int, Grant] = {}  # submitted and not arrived
-        self._populating_count = 0
+        self._without_pages: set[int] = set()  # slots that wait for them, granted or not
         self._page_finder = PageFinder()
         self._populator = Populator(find_pages or self._page_finder)
         self.region = Region("streamd-slots", layout.total_bytes, returnable)
@@ -59,7 +62,7 @@ class HostTier:
     @property
     def room(self) -> int:
         """How many grants can be submitted now."""
-        return self._reader.room - self._populating_count
+        return self._reader.room - len(self._without_pages)
 
     def fileno(self) -> int:
         """Readable when `poll` has something to do; so is the reader's."""
@@ -70,8 +73,8 @@ class HostTier:
         self._grants[grant.slot] = grant
         if self._populated[grant.slot]:
             self._read(grant)
-        else:
-            self._populating_count += 1
+        elif grant.slot not in self._without_pages:
+            self._without_pages.add(grant.slot)
             self._populator.submit(grant.slot, self._slots[grant.slot], grant.priority)
 
     def promote(self, slot: int, owner: int) -> None:
@@ -83,7 +86,7 @@ class HostTier:
 
     def withdraw(self, slot: int) -> bool:
         """Forget what is read into `slot` unless the disk has begun; whether it is forgotten."""
-        withdrawn = self._populated[slot] and self._reader.withdraw(slot)
+        withdrawn = slot in self._without_pages or self._reader.withdraw(slot)
         if withdrawn:
             del self._grants[slot]
         return withdrawn
@@ -93,12 +96,14 @@ class HostTier:
         refused = []
         for slot, fault in self._populator.ended():
             assert isinstance(slot, int)
-            self._populating_count -= 1
+            self._without_pages.remove(slot)
+            grant = self._grants.get(slot)
             if not fault:
                 self._populated[slot] = True
                 self._reader.register(self._slots[slot])
-                self._read(self._grants[slot])
-            else:
+                if grant is not None:
+                    self._read(grant)
+            elif grant is not None:
                 error = ReadFailed(
                     f"there is no memory for a slot of the host cache: {fault}",
                     "end other programs, or restart the daemon with a smaller --host-cache",

@@ -31,23 +31,32 @@ class Region:
     sealed against writing, so others get a descriptor for reading, of a file whose mode lets nobody
     open it for writing, instead of a seal.
 
+    sparse: most of it is never touched, so hugetlb pages, which are reserved for all of it, will
+    not do.
+
     size_bytes: as asked for, or rounded up to whole huge pages.
     page_kind: what its first page is, by smaps. All of a large mapping is not looked at again: the
     kernel goes through its every page for that, 15 ms a GB.
     """
 
-    def __init__(self, name: str, size_bytes: int, returnable: bool = False) -> None:
+    def __init__(
+        self, name: str, size_bytes: int, returnable: bool = False, sparse: bool = False
+    ) -> None:
         if size_bytes >= HUGE_PAGE_BYTES:
             size_bytes = round_up(size_bytes, HUGE_PAGE_BYTES)
         self.size_bytes = size_bytes
-        self.fd, self.memory = _allocate(name, size_bytes)
+        self.fd, self.memory = _allocate(name, size_bytes, sparse)
         self._own_fd = -1
-        if returnable:
-            self._own_fd, self.fd = self.fd, shm.open_readonly(self.fd)
-        else:
-            shm.seal_readonly(self.fd)
-        self.memory[0] = 0
-        self.page_kind = self.pages().kind
+        try:
+            if returnable:
+                self._own_fd, self.fd = self.fd, shm.open_readonly(self.fd)
+            else:
+                shm.seal_readonly(self.fd)
+            self.memory[0] = 0
+            self.page_kind = self.pages().kind
+        except BaseException:
+            self.close()
+            raise
 
     def pages(self) -> PageReport:
         """What the mapping stands on by now; pages come as they are touched."""
@@ -77,8 +86,8 @@ def _punch(fd: int, offset: int, size_bytes: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _allocate(name: str, size_bytes: int) -> tuple[int, mmap.mmap]:
-    if size_bytes >= HUGE_PAGE_BYTES and huge_page_settings().hugetlb_pages:
+def _allocate(name: str, size_bytes: int, sparse: bool) -> tuple[int, mmap.mmap]:
+    if not sparse and size_bytes >= HUGE_PAGE_BYTES and huge_page_settings().hugetlb_pages:
         with suppress(ConfigError):  # fewer are left than the region needs
             return _map_new(shm.create(name, size_bytes, huge_pages=True), size_bytes)
     fd, memory = _map_new(shm.create(name, size_bytes), size_bytes)

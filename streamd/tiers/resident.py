@@ -1,11 +1,20 @@
-"""Loading the resident tensors: once, at start, into a region that every client maps."""
+"""Loading the resident tensors: once, at start, into a region that every client maps.
+
+Where all of the clients compute on a GPU, only those stay in host memory that they copy from there
+for every token; the others go to the GPU straight away (streamd/tiers/resident_uploads.py).
+"""
 
 import logging
 import select
 import time
 from collections.abc import Callable
 
-from shared.resident import ResidentLayout
+from shared.experts import resident_tensors
+from shared.gguf_index import GgufIndex
+from shared.gpu_plan import GpuPlan
+from shared.resident import ResidentLayout, resident_layout
+from shared.sizes import size_text
+from shared.streamed import chosen_layers
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
 from streamd.tiers.regions import Region
@@ -18,9 +27,21 @@ WAIT_MS = 200
 AHEAD_COUNT = 64
 
 
+def host_residents(
+    index: GgufIndex, align: int, gpu: GpuPlan | None, cpu_clients: bool
+) -> ResidentLayout:
+    """The tensors that are to be in host memory, and where. gpu: None without a GPU tier."""
+    whole = resident_layout(resident_tensors(index), align)
+    if gpu is None or cpu_clients:
+        return whole
+    layouts = chosen_layers(index, gpu.streamed.layers).values()
+    return whole.only({placed.tensor.name for layout in layouts for placed in layout.tensors})
+
+
 def load_resident(layout: ResidentLayout, reader: Reader, stopped: Callable[[], bool]) -> Region:
     """Read every tensor of `layout`; raises the read's error. Returns early when `stopped()`."""
-    region = Region("streamd-resident", layout.total_bytes)
+    sparse = layout.held_bytes < layout.total_bytes
+    region = Region("streamd-resident", layout.total_bytes, sparse=sparse)
     try:
         _load(layout, memoryview(region.memory), reader, stopped)
     except BaseException:
@@ -61,4 +82,6 @@ def _load(
                 raise completion.error
         if time.monotonic() - reported_s > PROGRESS_INTERVAL_S:
             reported_s = time.monotonic()
-            log.info("resident tensors: %.0f of %.0f MB", loaded_bytes / 1e6, memory.nbytes / 1e6)
+            log.info(
+                "resident tensors: %s of %s", size_text(loaded_bytes), size_text(layout.held_bytes)
+            )

@@ -3,8 +3,8 @@
 import sys
 
 from shared.residency import NONE_EPOCH
+from shared.slots import ClassSlots
 from streamd.cli import main
-from streamd.slot_cache.slots import ClassSlots
 
 _reclaim = ClassSlots.reclaim
 

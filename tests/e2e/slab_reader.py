@@ -20,7 +20,7 @@ import numpy as np
 from infer.daemon.client import SlotClient
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
-from shared.wire import Fetch, Message
+from shared.wire import Fetch
 
 # Long enough for another process to overwrite a slot that is free to be.
 HOLD_S = 0.001
@@ -86,14 +86,13 @@ class CountingReader:
         self.lookup_count = self.asked_count = 0
         self.looked_up: set[tuple[int, int]] = set()
         connection = self.reader.client._connection
-        send = connection.send
+        fetch = connection.fetch
 
-        def counted(message: Message) -> None:
-            if isinstance(message, Fetch):
-                self.asked_count += len(message.experts)
-            send(message)
+        def counted(message: Fetch) -> None:
+            self.asked_count += len(message.experts)
+            fetch(message)
 
-        connection.send = counted
+        connection.fetch = counted
 
     def look_up(self, rng: np.random.Generator, section_count: int) -> None:
         for _ in range(section_count):

@@ -19,7 +19,7 @@ def sound_model(gguf_factory, tmp_path) -> Path:
 def test_a_budget_below_the_floor(program, refusal, sound_model):
     words = ("serve",) if program == STREAMD else ("chat", "-p", "hi")
     message = refusal(program, *words, "--model", sound_model, "--host-cache", "1K")
-    assert re.search(r"cannot hold .*\n  give --host-cache 1M or more", message)
+    assert re.search(r"cannot hold .*\n  give --host-cache 1MB or more", message)
 
 
 @pytest.mark.parametrize("program", BOTH)

@@ -53,6 +53,16 @@ def test_every_item_is_done_before_run_returns(team):
         assert all(job.is_done_right(turn) for job in jobs)
 
 
+def test_roused_threads_work_or_sleep_again(team):
+    job = HalfJob(team, 40)
+    team.rouse()  # nobody sleeps yet
+    for turn in range(20):
+        time.sleep(0.002)  # long enough to fall asleep
+        team.rouse()
+        if turn % 2:
+            assert job.is_done_right(turn)
+
+
 def test_items_in_other_threads_are_waited_for(team):
     job = HalfJob(team, 3, LONG)
     assert all(job.is_done_right(turn) for turn in range(300))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from shared.residency import ClientArea, ResidencyTable, TableShape
+from shared.slots import ClassSlots
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.cache_integrity import check_integrity
 from streamd.slot_cache.grants import NO_WISHES, Grant, Step, Wishes
-from streamd.slot_cache.slots import ClassSlots
 
 DEADLINE_MS = 2000.0
 ROOM = 1000

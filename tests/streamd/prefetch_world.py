@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.residency import ClientArea, ResidencyTable, TableShape
+from shared.slots import ClassSlots
 from streamd.readers.depth import DepthController
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
@@ -20,7 +21,6 @@ from streamd.scheduling.scheduler import Scheduler
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.cache_integrity import check_integrity
 from streamd.slot_cache.grants import Grant
-from streamd.slot_cache.slots import ClassSlots
 
 PIECE_BYTES = 1 << 16
 SLAB_BYTES = 3 * PIECE_BYTES

@@ -177,8 +177,8 @@ def test_the_name_comes_from_the_file(model, name):
 
 
 def test_warm_start_is_on_or_off():
-    assert config_of("--model", "m.gguf").warm == "on"
-    assert config_of("--model", "m.gguf", "--warm", "off").warm == "off"
+    assert config_of("--model", "m.gguf").warm
+    assert not config_of("--model", "m.gguf", "--warm", "off").warm
     with pytest.raises(ConfigError, match="--warm cannot be 'maybe'"):
         config_of("--model", "m.gguf", "--warm", "maybe")
 

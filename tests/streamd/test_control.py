@@ -19,15 +19,21 @@ from shared.wire import (
     Attached,
     Failed,
     Fetch,
+    Hint,
     Refused,
     Stats,
     StatsRequest,
     Stop,
     decode,
     encode,
-    routing_id,
 )
-from streamd.control import MAX_ATTACH_BYTES, MAX_CONNECTIONS, MAX_TURNED_AWAY, Control
+from streamd.control import (
+    MAX_CONNECTIONS,
+    MAX_FRAME_BYTES,
+    MAX_REQUESTS_PER_CONNECTION,
+    MAX_TURNED_AWAY,
+    Control,
+)
 
 PATIENCE_MS = 10_000
 TICKET = 4242
@@ -90,7 +96,6 @@ def control(daemon, endpoints):
 def dealer(control, endpoints):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.ROUTING_ID, routing_id(TICKET))
         dealer.connect(endpoints.zmq_url)
         yield dealer
 
@@ -146,23 +151,14 @@ def test_a_refusal_is_an_answer(control, daemon, dealer):
     assert ask(control, dealer, encode(Stop())) == Refused("request", "not now", "ask later")
 
 
-def test_a_fetch_is_heard_and_needs_no_answer(control, daemon, dealer):
-    fetch = Fetch(TICKET, 1, 2, [3])
-    dealer.send(encode(fetch))
-    control.poll(PATIENCE_MS)
-    assert daemon.heard == [fetch]
-    assert not dealer.poll(0)
-
-
-def test_an_attached_client_can_be_told(control, daemon, dealer):
-    daemon.answers[StatsRequest] = Stats({})
-    ask(control, dealer, encode(StatsRequest()))
-    failed = Failed(1, 2, 3, "read-failed", "no", "")
-    control.tell(TICKET, failed)
-    control.tell(TICKET + 1, failed)  # has gone, or never read
-    assert dealer.poll(PATIENCE_MS)
-    assert decode(dealer.recv()) == failed
-    assert not dealer.poll(0)
+@pytest.mark.parametrize(
+    "message", [a_message(Attach, pid=1), Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 1, 2, [3])]
+)
+def test_what_belongs_to_an_attachment_is_not_taken_from_anybody(control, daemon, dealer, message):
+    """ZeroMQ does not say who sends it."""
+    answer = ask(control, dealer, encode(message))
+    assert answer.code == "protocol"
+    assert daemon.heard == []
 
 
 def test_garbage_is_refused_and_does_no_harm(control, daemon, dealer):
@@ -234,7 +230,7 @@ def test_a_refused_client_is_told_why_and_hung_up_on(control, daemon, connect):
 
 @pytest.mark.parametrize(
     "frame",
-    [b"\x00", b"\xff" * 100, encode(Stop()), bytes(MAX_ATTACH_BYTES + 1)],
+    [b"\x00", b"\xff" * 100, encode(Stop()), bytes(MAX_FRAME_BYTES + 1)],
     ids=["a byte", "more bytes", "another kind", "too long"],
 )
 def test_anything_but_attach_is_refused(control, connect, frame):
@@ -242,6 +238,70 @@ def test_anything_but_attach_is_refused(control, connect, frame):
     answer, _ = say(control, connection, frame)
     assert answer.code == "protocol"
     assert has_ended(connection)
+
+
+def attached(control, connect):
+    connection = connect()
+    _, (descriptor,) = say(control, connection, ATTACH)
+    os.close(descriptor)
+    return connection
+
+
+def test_an_attached_client_fetches_over_its_connection(control, daemon, connect):
+    connection = attached(control, connect)
+    messages = [Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 2, 3, [4, 5]), Fetch(TICKET, 2, 3, [4])]
+    for message in messages:
+        connection.send(encode(message))
+    control.poll(PATIENCE_MS)
+    assert daemon.heard == messages
+
+
+def test_an_attached_client_can_be_told(control, connect):
+    connection = attached(control, connect)
+    failed = Failed(1, 2, 3, "read-failed", "no", "")
+    control.tell(TICKET, failed)
+    control.tell(TICKET + 1, failed)  # has gone
+    assert decode(connection.recv(MAX_MESSAGE_BYTES)) == failed
+
+
+def test_who_does_not_listen_holds_nobody_up(control, daemon, connect):
+    connection = attached(control, connect)
+    for number in range(10_000):
+        control.tell(TICKET, Failed(number, 2, 3, "read-failed", "no", ""))
+    connection.send(encode(Fetch(TICKET, 1, 2, [3])))
+    control.poll(PATIENCE_MS)
+    assert daemon.heard[-1] == Fetch(TICKET, 1, 2, [3])
+
+
+def test_what_is_wrong_with_its_fetch_is_told(control, daemon, connect):
+    daemon.answers[Fetch] = RequestError("no such expert", "ask for another")
+    connection = attached(control, connect)
+    answer, _ = say(control, connection, encode(Fetch(TICKET, 1, 2, [3])))
+    assert answer == Refused("request", "no such expert", "ask for another")
+    assert daemon.detached == []
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [encode(Fetch(TICKET + 1, 1, 2, [3])), encode(Stop()), b"\xc1", bytes(MAX_FRAME_BYTES + 1)],
+    ids=["for another client", "another kind", "garbage", "too long"],
+)
+def test_an_attached_connection_takes_nothing_else(control, daemon, connect, frame):
+    connection = attached(control, connect)
+    answer, _ = say(control, connection, frame)
+    assert answer.code == "protocol"
+    assert has_ended(connection)
+    assert daemon.detached == [TICKET]
+    assert all(isinstance(message, Attach) for message in daemon.heard)
+
+
+def test_a_flood_over_a_connection_leaves_time_for_others(control, daemon, connect):
+    connection = attached(control, connect)
+    for _ in range(2 * MAX_REQUESTS_PER_CONNECTION):
+        connection.send(encode(Fetch(TICKET, 1, 2, [3])))
+    for turn in (1, 2):
+        control.poll(PATIENCE_MS)
+        assert len(daemon.heard) == turn * MAX_REQUESTS_PER_CONNECTION
 
 
 def test_attaching_twice_over_one_connection_ends_the_first(control, daemon, connect):

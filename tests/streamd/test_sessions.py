@@ -1,7 +1,9 @@
 """The attached clients: numbers, tickets, and what is refused."""
 
+import itertools
 import os
 import resource
+import socket
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -12,6 +14,7 @@ from shared.shm import map_writable
 from streamd.sessions import Sessions
 from streamd.tiers.descriptors import RESERVE_COUNT
 
+MAX_RINGS = 4096
 SHAPE = TableShape(2, 16)
 
 
@@ -45,11 +48,36 @@ def test_numbers_are_the_smallest_free_ones_and_tickets_are_new(sessions):
     assert {session.ticket for session in sessions} == tickets - {second.ticket}
 
 
-def test_a_doorbell_that_its_client_has_filled_up_does_no_harm(sessions):
+@pytest.mark.timeout(20)
+def test_a_client_that_does_not_read_its_doorbell_does_not_stop_the_daemon(sessions):
+    """Nor one that fills the other way, or that asks for writes to wait for room."""
     session = come(sessions)
-    os.eventfd_write(session.doorbell, 2**64 - 2)
+    theirs = session.doorbell
+    theirs.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            theirs.send(bytes(1 << 16))
+    theirs.setblocking(True)
+    for _ in range(20_000):
+        session.ring()
+    assert set(theirs.recv(MAX_RINGS)) == {0}
+
+
+def test_a_client_may_shut_its_doorbell(sessions):
+    session = come(sessions)
+    session.doorbell.shutdown(socket.SHUT_RDWR)
     session.ring()
-    assert os.eventfd_read(session.doorbell) == 2**64 - 2
+
+
+def test_tickets_are_not_to_be_guessed():
+    """From those that one has had: a member of a group is not each other member's friend."""
+    sessions = Sessions(SHAPE)
+    tickets = [come(sessions).ticket for _ in range(MAX_CLIENTS)]
+    sessions.close()
+    steps = {abs(later - earlier) for earlier, later in itertools.pairwise(tickets)}
+    assert len(steps) == MAX_CLIENTS - 1
+    assert min(steps) > 2**40
+    assert max(tickets) < 2**63
 
 
 def test_another_daemon_gives_other_tickets():
@@ -104,9 +132,9 @@ def test_rings_are_heard_by_those_who_are_rung(sessions):
     first, second = come(sessions), come(sessions)
     sessions.ring([second.number])
     sessions.ring([second.number])
-    assert os.eventfd_read(second.doorbell) == 2
+    assert len(second.doorbell.recv(MAX_RINGS)) == 2
     with pytest.raises(BlockingIOError):
-        os.eventfd_read(first.doorbell)
+        first.doorbell.recv(MAX_RINGS, socket.MSG_DONTWAIT)
 
 
 @contextmanager

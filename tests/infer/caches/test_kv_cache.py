@@ -31,6 +31,6 @@ def test_a_full_context_is_refused_with_the_remedy():
 
 
 def test_an_impossible_size_is_refused_with_the_remedy():
-    with pytest.raises(RequestError, match="GiB") as refusal:
+    with pytest.raises(RequestError, match=" TB, which cannot be had") as refusal:
         KvCache(1 << 10, 1 << 30, 1 << 8, 1 << 8, True, CPU)
     assert "--ctx" in refusal.value.remedy

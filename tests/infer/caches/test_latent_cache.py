@@ -33,6 +33,6 @@ def test_layers_with_an_index_have_keys_of_their_own():
 
 
 def test_an_impossible_size_is_refused_with_the_remedy():
-    with pytest.raises(RequestError, match="GiB") as refusal:
+    with pytest.raises(RequestError, match=" TB, which cannot be had") as refusal:
         GLM.allocate(1 << 40, True, CPU)
     assert "--ctx" in refusal.value.remedy

@@ -67,6 +67,16 @@ def test_types_may_be_missing(small_metadata):
     assert Tokenizer.from_metadata(metadata).encode("abc") == [257]
 
 
+@pytest.mark.parametrize("text", ["<｜hy_User:opensource｜>", "</think:opensource>", "<|user_1|>"])
+def test_where_types_are_missing_a_frame_tells_the_role_tokens(small_metadata, text):
+    metadata = small_metadata(extra=[(text, NORMAL), ("<b>", NORMAL)])
+    del metadata["tokenizer.ggml.token_type"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert 258 not in tokenizer.encode(text)
+    assert tokenizer.encode(text, special=True) == [258]
+    assert tokenizer.decode([258, 259]) == "<b>"
+
+
 @pytest.mark.parametrize(
     ("change", "error", "named"),
     [

@@ -37,7 +37,8 @@ def working_engines() -> list[str]:
 
 def test_rows_are_of_all_engines_patterns_pages_and_depths(demo_model):
     with ExitStack() as stack:
-        rows = list(Bench(demo_model, stack).rows(SECONDS))
+        bench = Bench(demo_model, stack)
+        rows = [bench.measure(*each, SECONDS) for each in bench.combinations()]
     cases = [(row.engine, row.pattern, row.pages, row.depth) for row in rows]
     kinds = {row.pages for row in rows}
     assert len(kinds) == 2
@@ -64,7 +65,8 @@ def test_an_engine_that_does_not_work_here_has_no_rows(demo_model, monkeypatch):
 
     monkeypatch.setattr("streamd.commands.bench_io.choose_engine", refused)
     with ExitStack() as stack:
-        rows = list(Bench(demo_model, stack).rows(0))
+        bench = Bench(demo_model, stack)
+        rows = [bench.measure(*each, 0) for each in bench.combinations()]
     assert {row.engine for row in rows} == {FALLBACK}
     assert choose_best(rows).engine == FALLBACK
 

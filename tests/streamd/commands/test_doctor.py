@@ -4,10 +4,11 @@ import platform
 import re
 import resource
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, GpuError
 from streamd.commands import doctor
 from streamd.commands.doctor import FAIL, OK, WARN, Finding, examine, render
 from streamd.readers.direct import open_file
@@ -72,9 +73,9 @@ def test_no_engine_at_all_is_a_failure(monkeypatch):
     ("limit", "level", "shown"),
     [
         (resource.RLIM_INFINITY, OK, "unlimited"),
-        (64 << 20, OK, "64 MiB"),
-        (8 << 20, WARN, "8192 KiB"),
-        (0, WARN, "0 KiB"),
+        (64 << 20, OK, "67.1 MB"),
+        (8 << 20, WARN, "8.39 MB"),
+        (0, WARN, "0 B"),
     ],
 )
 def test_memlock(limit, level, shown, monkeypatch):
@@ -98,8 +99,8 @@ def test_little_memory_is_a_warning(monkeypatch):
     monkeypatch.setattr(doctor, "available_memory_bytes", lambda: 1 << 30)
     monkeypatch.setattr(doctor, "cgroup_room_bytes", lambda: 1 << 29)
     found = findings()
-    assert (found["memory"].level, found["memory"].found) == (WARN, "1.0 GiB available")
-    assert found["cgroup"].found.startswith("0.5 GiB")
+    assert (found["memory"].level, found["memory"].found) == (WARN, "1.07 GB available")
+    assert found["cgroup"].found.startswith("537 MB")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_little_memory_is_a_warning(monkeypatch):
         (
             "Some GPU, 570.1, 15000 MiB, 4, 8\n",
             OK,
-            "Some GPU, driver 570.1, 15000 MiB free, PCIe 4 x8",
+            "Some GPU, driver 570.1, 15.7 GB free, PCIe 4 x8",
         ),
         ("No devices were found\n", WARN, "No devices were found"),
     ],
@@ -119,8 +120,54 @@ def test_the_gpu_is_shown_as_its_driver_tells(answer, level, words, monkeypatch)
         return subprocess.CompletedProcess(command, 0, stdout=answer)
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = list(doctor._gpu())
-    assert [(each.level, each.found) for each in found] == [(level, words)]
+    found, sharing = doctor._gpu()
+    assert (found.level, found.found) == (level, words)
+    assert sharing.subject == "GPU sharing"
+
+
+class OneGpu:
+    """A driver; `descriptors`: whether memory can be exported as one."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED="mapping",
+        CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED="descriptors",
+    )
+
+    def __init__(self, descriptors):
+        self.abilities = {"mapping": 1, "descriptors": descriptors}
+
+    def cuDeviceGetCount(self):
+        return 0, 1
+
+    def cuDeviceGet(self, ordinal):
+        return 0, ordinal
+
+    def cuDeviceGetName(self, length, device):
+        return 0, b"RTX 4060 Ti\0".ljust(length, b"\0")
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return 0, self.abilities[attribute]
+
+
+def test_whether_gpu_memory_can_be_shared_and_what_it_costs_if_not(monkeypatch):
+    monkeypatch.setattr(doctor, "load_driver", lambda: OneGpu(1))
+    assert doctor._gpu_sharing().level == OK
+    monkeypatch.setattr(doctor, "load_driver", lambda: OneGpu(0))
+    found = doctor._gpu_sharing()
+    assert found.level == WARN
+    assert "RTX 4060 Ti cannot share its memory between processes here (WSL2" in found.found
+    assert "a client of the GPU keeps slots and resident tensors of its own" in found.found
+    assert "infer uploads for itself" in found.remedy
+
+
+def test_a_driver_that_the_daemon_cannot_load_is_a_warning(monkeypatch):
+    def no_bindings():
+        raise GpuError("cuda-bindings cannot be imported", "install them")
+
+    monkeypatch.setattr(doctor, "load_driver", no_bindings)
+    found = doctor._gpu_sharing()
+    assert (found.level, found.remedy) == (WARN, "install them")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Units and configurations that `streamd install-service` writes; systemd itself judges them."""
 
 import argparse
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -63,6 +64,17 @@ def test_what_the_daemon_relies_on_is_in_every_unit(name, user):
         assert {"RuntimeDirectory=streamd", "StateDirectory=streamd", "User=root"} <= set(lines)
         # CUDA compiles at run time and needs /dev/nvidia*.
         assert not {"MemoryDenyWriteExecute=yes", "PrivateDevices=yes"} & set(lines)
+
+
+@pytest.mark.parametrize(("user", "warned"), [(False, True), (True, False)])
+def test_a_model_that_the_unit_will_not_see_is_told(demo_model, tmp_path, capsys, user, warned):
+    if tmp_path.parts[1] != "tmp":
+        pytest.skip("temporary files are elsewhere")
+    model = tmp_path / "m.gguf"
+    model.symlink_to(demo_model)
+    assert install(arguments(model=model, user=user, dry_run=True)) == 0
+    told = capsys.readouterr().err
+    assert (f"the service will not find {model}: it has a /tmp of its own" in told) is warned
 
 
 def test_this_installations_program_and_user_are_put_in():
@@ -191,3 +203,15 @@ def test_a_unit_that_systemd_does_not_take_is_not_written(home, demo_model, monk
     with pytest.raises(ConfigError, match="systemd does not take the unit"):
         install(arguments(model=demo_model))
     assert not home.exists()
+
+
+def test_a_systemd_that_does_not_answer_is_not_waited_for(home, demo_model, monkeypatch, capsys):
+    hanging = home.parent / "systemd-analyze"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("streamd.commands.install_service.VERIFY_DEADLINE_S", 0.2)
+    assert install(arguments(model=demo_model)) == 0
+    assert (home / "systemd" / "user" / "streamd.service").exists()
+    told = capsys.readouterr().err
+    assert told == "streamd: systemd-analyze has not answered for 0.2 s, the unit is not checked\n"

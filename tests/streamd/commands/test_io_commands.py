@@ -43,7 +43,9 @@ def test_bench_io_for_people_is_a_table_and_needs_no_place_to_keep_it(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert io_commands.bench_io(demo_model, as_json=False, row_seconds=SECONDS) == 0
-    head, *rows, best = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    head, *rows, best = said.out.splitlines()
+    assert said.err == f"{len(rows)} measurements of 0.001 s, about 0.1s\n"
     assert head.split()[:4] == ["engine", "pattern", "depth", "pages"]
     assert len(rows) >= 20
     assert all("shared" in row or "private" in row for row in rows)

@@ -80,8 +80,18 @@ def test_each_client_has_its_own_line(bench, sessions):
     session.area.count_lookups(30, 4)
     session.area.count_fetch()
     session.area.count_tokens(6)
+    session.area.note_own_lookups(500, 34)
     assert client_values(bench.cache, sessions) == [
-        {"client": 0, "pid": 4321, "hits": 30, "misses": 4, "fetches": 1, "tokens": 6}
+        {
+            "client": 0,
+            "pid": 4321,
+            "hits": 30,
+            "misses": 4,
+            "fetches": 1,
+            "tokens": 6,
+            "own_hits": 500,
+            "own_misses": 34,
+        }
     ]
 
 

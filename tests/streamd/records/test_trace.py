@@ -1,6 +1,7 @@
 """What clients record in their rings comes out of the trace's file, or is counted as lost."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from shared.errors import ConfigError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.residency import RING_CELLS, ClientArea, TableShape
-from streamd.records.trace import LOST, MAX_WAITING_CHUNKS, Tracer, TraceWriter
+from streamd.records.trace import LOST, MAX_WAITING_CHUNKS, Tracer, TraceWriter, keep_older
 
 
 @pytest.fixture
@@ -163,6 +164,39 @@ def test_a_disk_that_is_too_slow_holds_nobody_up(path, monkeypatch):
 def test_a_place_that_cannot_be_written(tmp_path, demo_model, experts):
     with pytest.raises(ConfigError, match="cannot write the trace"):
         Tracer(tmp_path / "nowhere" / "a.trace", demo_model, experts)
+
+
+def test_what_was_recorded_before_is_kept(path, experts, demo_model, new_area):
+    """Of a daemon that opens its model anew, too: it closes its trace and begins another."""
+    for layer in (1, 2, 3):
+        tracer = Tracer(path, demo_model, experts)
+        area = new_area()
+        area.record(layer, np.array([layer]), 1)
+        tracer.forget(0, area)
+        tracer.close()
+    names = [f"{path.name}.1", f"{path.name}.2", path.name]
+    kept = [records_of(path.with_name(name))[1] for name in names]
+    assert kept == [[(0, layer, 1, [layer])] for layer in (1, 2, 3)]
+
+
+def test_older_traces_are_not_kept_for_ever(path, monkeypatch):
+    monkeypatch.setattr("streamd.records.trace.MAX_KEPT", 2)
+    for name in ("", ".1", ".2"):
+        path.with_name(path.name + name).write_bytes(b"a trace")
+    with pytest.raises(ConfigError, match="2 older traces") as refusal:
+        keep_older(path)
+    assert "remove some" in refusal.value.remedy
+    assert path.read_bytes() == b"a trace"
+
+
+@pytest.mark.parametrize("kind", ["empty", "pipe"])
+def test_what_holds_no_trace_is_not_kept(path, kind):
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.touch()
+    keep_older(path)
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_full_disk_ends_the_trace_and_nothing_else(caplog):

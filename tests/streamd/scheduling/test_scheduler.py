@@ -192,6 +192,19 @@ def test_a_newcomer_takes_what_is_held_for_others():
     check_books(world)
 
 
+def test_a_newcomer_takes_what_is_on_its_way_for_others_when_it_lands():
+    world = PrefetchWorld(slot_count=8)
+    client = world.decoder()
+    client.area.enter(world.table)
+    hint(world, client, 2, [1])
+    world.scheduler.step()
+    world.decoder()
+    assert len(world.cache.ahead) == 1, "the disk has begun"
+    world.idle(5)
+    assert not world.cache.ahead
+    assert check_books(world).wasted == 1
+
+
 def test_an_idle_tier_fills_with_what_is_hot_and_stops_when_asked():
     world = PrefetchWorld(slot_count=64)
     world.cache.heat.policy.heat[:40] = range(40)

@@ -22,12 +22,12 @@ from hypothesis.stateful import (
 
 from shared.errors import DaemonBusy, PlanError
 from shared.residency import NOT_RESIDENT, ClientArea, ResidencyTable, TableShape
+from shared.slots import ClassSlots
 from streamd.scheduling.prefetch import HINT_AGE_MS
 from streamd.scheduling.scheduler import Scheduler
 from streamd.slot_cache.cache import HostCache
 from streamd.slot_cache.cache_integrity import check_integrity
 from streamd.slot_cache.grants import Grant
-from streamd.slot_cache.slots import ClassSlots
 
 N_LAYERS, N_EXPERTS, WAVE = 2, 4, 1
 MOST_CLIENTS = 2

@@ -200,7 +200,68 @@ def test_what_the_disk_has_not_begun_can_be_withdrawn(make_world):
     world.check(1, 4)
 
 
-def test_a_slot_that_waits_for_pages_can_be_promoted_and_not_withdrawn(make_world):
+@pytest.fixture
+def slow_pages(make_world):
+    """A world in which nobody has pages before `go_on` is set; fault: of all that are asked for."""
+    go_on = threading.Event()
+
+    def find(buffer: memoryview) -> None:
+        assert go_on.wait(PATIENCE_S)
+        if world.fault:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    world = make_world(find_pages=find)
+    world.go_on, world.fault = go_on, False
+    yield world
+    go_on.set()
+
+
+def test_what_waits_for_pages_can_be_withdrawn(slow_pages):
+    """It is never read; its slot has pages then like any other."""
+    world = slow_pages
+    room = world.tier.room
+    for slot in range(2):
+        world.tier.submit(ahead(world, slot, slot))
+    assert world.tier.withdraw(1) is True
+    world.go_on.set()
+    assert world.arrive(1) == {0: None}
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not world.tier.has_pages(1):
+        assert world.tier.poll() == []
+        assert time.monotonic() < deadline_s
+    assert world.tier.room == room
+    assert world.engine.buffers == {}, "nothing is being read"
+    world.tier.submit(Grant(1, world.layer, 5))
+    assert world.arrive(1) == {1: None}
+    world.check(1, 5)
+
+
+def test_a_slot_that_is_given_anew_while_it_waits_for_pages_holds_the_new_expert(slow_pages):
+    world = slow_pages
+    world.tier.submit(ahead(world, 0, 3))
+    assert world.tier.withdraw(0) is True
+    world.tier.submit(Grant(0, world.layer, 9))
+    world.go_on.set()
+    assert world.arrive(1) == {0: None}
+    world.check(0, 9)
+    assert world.tier.poll() == []
+
+
+def test_nobody_hears_of_pages_that_what_was_withdrawn_did_not_get(slow_pages):
+    world = slow_pages
+    world.fault = True
+    for slot in range(2):
+        world.tier.submit(ahead(world, slot, slot))
+    world.tier.withdraw(0)
+    world.go_on.set()
+    assert list(world.arrive(1)) == [1]
+    world.fault = False
+    world.tier.submit(Grant(0, world.layer, 4))
+    assert world.arrive(1) == {0: None}
+    world.check(0, 4)
+
+
+def test_a_slot_that_waits_for_pages_can_be_promoted(make_world):
     go_on = threading.Event()
     world = make_world(find_pages=lambda buffer: go_on.wait(PATIENCE_S))
     priorities = []
@@ -208,7 +269,6 @@ def test_a_slot_that_waits_for_pages_can_be_promoted_and_not_withdrawn(make_worl
     world.reader.submit = lambda read, priority: priorities.append(priority) or submit(read)
     for slot in range(2):
         world.tier.submit(ahead(world, slot, slot))
-    assert world.tier.withdraw(1) is False
     world.tier.promote(1, owner=0)
     go_on.set()
     assert world.arrive(2) == {0: None, 1: None}

@@ -92,6 +92,18 @@ def test_memory_that_is_refused_is_a_clear_error(make, in_child):
     assert "ulimit -v" in said
 
 
+@pytest.mark.parametrize("returnable", [False, True])
+def test_a_region_that_cannot_be_shared_leaves_no_descriptor(monkeypatch, returnable):
+    def refuse(fd):
+        raise ConfigError("cannot open shared memory for reading", "mount /proc")
+
+    monkeypatch.setattr(shm, "open_readonly" if returnable else "seal_readonly", refuse)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="for reading"):
+        Region("test", MIB, returnable)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 def test_descriptors_that_are_refused_are_a_clear_error(in_child):
     def refused():
         _limit_files()
