@@ -16,8 +16,10 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
-# A script's background jobs, and all they start, have Ctrl-C ignored: here it is tested.
+# A script's background jobs, and all they start, have Ctrl-C ignored, and under nohup a terminal's end
+# too: here they are tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PROJECT_DIR = Path(__file__).resolve().parents[1]
 

@@ -1,13 +1,22 @@
-"""The cache's bench. Tests are no package here, so its modules are made importable by hand."""
+"""Benches of the cache and of the daemon's sockets.
+
+Tests are no package here, so their modules are made importable by hand.
+"""
 
 import importlib.util
+import os
+import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from shared.runtime_dir import Endpoints
+from streamd.control import Control
+
 # In the order in which they need each other.
-for _name in ("cache_bench", "cache_world", "prefetch_world"):
+for _name in ("cache_bench", "cache_world", "prefetch_world", "control_bench"):
     _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
     sys.modules[_name] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[_name])
@@ -23,3 +32,42 @@ def bench():
 def floor():
     """Two clients fit: sections of 1 expert, 4 slots, 32 experts in two layers."""
     return sys.modules["cache_bench"].CacheBench(class_slots=(4,), waves=(1,))
+
+
+@pytest.fixture
+def daemon():
+    """Nothing but the handler of `control`."""
+    daemon = sys.modules["control_bench"].FakeDaemon()
+    daemon.descriptor = os.eventfd(7)
+    yield daemon
+    os.close(daemon.descriptor)
+
+
+@pytest.fixture
+def endpoints():
+    with tempfile.TemporaryDirectory(prefix="ct-") as directory:
+        yield Endpoints(Path(directory), "test")
+
+
+@pytest.fixture
+def control(daemon, endpoints):
+    control = Control(endpoints, daemon)
+    yield control
+    control.close()
+
+
+@pytest.fixture
+def connect(control, endpoints):
+    """Makes a connection that has not attached."""
+    made, patience_ms = [], sys.modules["control_bench"].PATIENCE_MS
+
+    def connection():
+        made.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        made[-1].settimeout(patience_ms / 1000)
+        made[-1].connect(str(endpoints.unix_path))
+        control.poll(patience_ms)
+        return made[-1]
+
+    yield connection
+    for one in made:
+        one.close()

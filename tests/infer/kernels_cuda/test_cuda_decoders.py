@@ -55,7 +55,7 @@ extern "C" void expand(const u8* matrix, const long long* ids, int count, int co
                        const u32* grid) {
     blockDim.x = 1;
     for (blockIdx.x = 0; blockIdx.x < count * ((columns + 31) / 32); ++blockIdx.x)
-        dequantize(matrix, ids, 0, count, columns, out, grid);
+        dequantize(matrix, ids, 0, count, columns, (Output*)out, grid);
 }
 """
 

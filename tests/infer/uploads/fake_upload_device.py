@@ -112,7 +112,8 @@ class FakeUploadDevice:
 
     def unpin(self, address):
         assert not self.copying._queue, "a copy may be reading it"
-        del self.pinned[address]
+        if self.pinned.pop(address, None) is None:
+            raise GpuError("it is not pinned")
 
     def copy(self, copy):
         end = copy.source + copy.size_bytes

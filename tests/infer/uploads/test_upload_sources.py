@@ -58,6 +58,36 @@ def test_a_slot_is_pinned_when_it_is_first_copied_from():
     assert device.pinned == {}
 
 
+class Interrupted(FakeUploadDevice):
+    """Ctrl-C in the middle of the first pin, when the driver has done it or has not."""
+
+    def __init__(self, is_done):
+        super().__init__()
+        self._is_done = is_done
+
+    def pin(self, address, size_bytes):
+        if self.pin_tries:
+            return super().pin(address, size_bytes)
+        self.pin_tries += 1
+        if self._is_done:
+            super().pin(address, size_bytes)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_slot_whose_pin_was_broken_off_is_not_pinned_for_good(is_done):
+    device, host = Interrupted(is_done), Host()
+    slots = host.slots(device)
+    copies = [Copy(device.allocate(PAGE), host.address, 100)]
+    with pytest.raises(KeyboardInterrupt):
+        slots.copy(0, copies)
+    assert device.pinned == {}
+    slots.copy(0, copies)
+    assert device.pinned == {host.address: 6 * PAGE}
+    slots.close()
+    assert device.pinned == {}
+
+
 @pytest.mark.parametrize("how", [{"align": 512}, {"stays": False}])
 def test_slots_that_share_pages_or_may_lose_them_are_not_pinned(how):
     device, host = FakeUploadDevice(), Host(**how)

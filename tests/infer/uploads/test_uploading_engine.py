@@ -10,6 +10,7 @@ from fake_upload_device import FakeUploadDevice
 from uploading_bench import NAME, connect, daemon, least_cache
 
 import infer.engine
+from infer.commands.prompt_reads import PromptWatch
 from infer.config import ModelConfig
 from infer.daemon.recovery import Recovery
 from infer.engine import Engine
@@ -116,6 +117,20 @@ def test_own_slots_change_no_bit(place, model, exact, monkeypatch):
         assert (values["own_hits"], values["own_misses"]) == client.lookups
         assert values["hits"] + values["misses"] == values["own_misses"]
         engine.close()
+
+
+def test_a_prompt_s_uploads_are_those_to_own_slots(place, demo_model, monkeypatch):
+    """The daemon knows nothing of them."""
+    with daemon(demo_model):
+        client = connect(demo_model, FakeUploadDevice(), least_cache(demo_model))
+        monkeypatch.setattr(infer.engine, "attach", lambda *_: client)
+        engine = open_engine(demo_model)
+        watch = PromptWatch(engine)
+        engine.extend(PROMPT)
+        reads = watch.reads(len(PROMPT))
+        engine.close()
+    assert reads.uploads == reads.absent > 0
+    assert reads.uploaded_bytes == client.uploaded_bytes > reads.uploads
 
 
 def test_a_conversation_goes_on_with_the_next_daemon(place, demo_model, monkeypatch):

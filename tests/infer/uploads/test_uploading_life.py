@@ -14,7 +14,10 @@ from infer.uploads.slot_cache_integrity import check_integrity
 from shared.errors import ReadFailed
 from shared.wire import HOST_TIER
 
-TRACED = ("uploads/client.py", "uploads/slot_cache.py", "shared/slots.py", "shared/victims.py")
+TRACED = (
+    *("uploads/client.py", "uploads/slot_cache.py", "uploads/host_slots.py"),
+    *("shared/slots.py", "shared/victims.py"),
+)
 
 
 @pytest.fixture
@@ -122,7 +125,9 @@ def test_ctrl_c_may_come_at_any_line(place, demo_model):
             reader.read(layer, experts)
             reader.read(layer, rng.permutation(reader.experts.n_experts)[:4])
         assert interrupted > 150
+        assert device.pinned
         reader.close()
+        assert device.pinned == {}
 
 
 def test_memory_is_let_go_of_when_the_copies_are_done(place, demo_model, device):
@@ -200,6 +205,8 @@ def test_only_what_the_host_lacks_is_hinted(place, demo_model, device):
         assert stats["tiers"][HOST_TIER]["prefetch"]["hinted"] == 2
         assert running.model.gpu is None
         assert client.tier_values(stats) == {"hits": 0, "misses": 2, "evictions": 0}
+        slab_bytes = sum(reader.experts.classes[0].part_bytes)
+        assert client.uploads(stats) == (2, 2 * slab_bytes)
         reader.close()
 
 

@@ -200,18 +200,17 @@ def test_what_is_hinted_is_there_before_it_is_asked_for(place, demo_model, tier)
 
 
 def test_hints_are_never_answered(place, demo_model):
-    """Whatever they say, and whoever says it."""
+    """Whatever they say."""
     with daemon(demo_model, FakeDevice(at_once=True)):
         reader = Reader(demo_model, HOST_TIER)
         layer = reader.experts.classes[0].layers[0]
         ticket = reader.client.mapping.attached.ticket
         for hint in (
-            Hint(ticket + 1, 1, layer, [1]),
             Hint(ticket, 1, -1, [1]),
             Hint(ticket, 1, 10**6, [1]),
             Hint(ticket, 2**63, layer, [-1, 10**9, 3, 3]),
         ):
-            reader.client._connection.send(hint)
+            reader.client._connection.hint(hint)
         reader.read(layer, [1, 3])
         assert prefetch_of(HOST_TIER)["hinted"] <= 1
         reader.client.close()

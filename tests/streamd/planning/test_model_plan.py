@@ -1,8 +1,10 @@
 """`streamd plan` of whole files: this machine, described machines, headers alone."""
 
 import json
+import mmap
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from gguf_factory import hy3_model
@@ -258,6 +260,9 @@ def test_a_gpu_that_cannot_be_shared_is_named(model, monkeypatch):
         raise GpuNotShared("this GPU cannot share its memory", "use Linux itself")
 
     monkeypatch.setattr(model_plan, "CudaDevice", not_shared)
+    fine_disk = SimpleNamespace(align_bytes=512)
+    monkeypatch.setattr(model_plan, "open_files", lambda *_: [fine_disk])
     plan = plan_model(StreamdConfig(model=model), MachineOptions())
     assert plan.gpu is None
     assert plan.gpu_refusal == "this GPU cannot share its memory (use Linux itself)"
+    assert plan.host.layout.align == mmap.PAGESIZE, "slots as the daemon has them"

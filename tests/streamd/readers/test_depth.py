@@ -10,7 +10,13 @@ from itertools import cycle
 
 import pytest
 
-from streamd.readers.depth import MAX_LIMIT_BYTES, MIN_LIMIT_BYTES, START_LIMIT_BYTES
+from streamd.readers.depth import (
+    MAX_LIMIT_BYTES,
+    MIN_LIMIT_BYTES,
+    SLOW_SETTLE_S,
+    SLOW_WINDOW_S,
+    START_LIMIT_BYTES,
+)
 from streamd.readers.depth import DepthController as Controller
 
 MB = 1_000_000
@@ -151,6 +157,21 @@ def test_what_a_deeper_queue_brings_for_tenths_of_a_second_only_is_not_kept():
         drive.read(TEMPTING)
         shares.append(drive.read(TEMPTING, 2 * RUN_BYTES) / TEMPTING.peak)
     assert statistics.median(shares) >= 0.95
+
+
+def test_a_disk_has_time_to_settle_before_a_long_window_counts():
+    """A limit is held for a short window, for both times of a slow one, or between two trials."""
+    controller = Controller()
+    drive = Drive(controller, noise=0.05)
+    held_s, began_s, limit_bytes = [], 0.0, controller.limit_bytes
+    while drive.now_s < 60.0:
+        drive.read(TEMPTING, 1)
+        if controller.limit_bytes != limit_bytes:
+            held_s.append(drive.now_s - began_s)
+            began_s, limit_bytes = drive.now_s, controller.limit_bytes
+    slow_s = SLOW_SETTLE_S + SLOW_WINDOW_S
+    assert any(slow_s <= held < 1.2 * slow_s for held in held_s)
+    assert not any(0.5 * SLOW_WINDOW_S < held < slow_s for held in held_s)
 
 
 @pytest.mark.parametrize("start", [MIN_LIMIT_BYTES, 32 << 20, MAX_LIMIT_BYTES])
