@@ -15,7 +15,8 @@
         192   cells u64 | records u64        written to the ring so far
         256   own hits u64 | own misses u64  lookups in slots that the client keeps for itself
         4096  uses u32 [n_layers, n_experts]            how often the router chose each expert
-    ...   scanned u32 [n_layers, n_experts]         those of long prompts, see shared/scan.py
+        ...   scanned u32 [n_layers, n_experts]         the same by long prompts, in USE_PARTS of a
+                                                        use (shared/scan.py)
         ...   ring u16 [RING_CELLS]          the cell numbered n is at n % RING_CELLS
 
     a record in the ring, written only while the daemon traces

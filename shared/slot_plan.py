@@ -72,7 +72,7 @@ def _split(budget_bytes: int, demand: Demand) -> list[int]:
     sizes, counts, floors = demand.slot_sizes, demand.expert_counts, demand.floor_counts
     shares = [0] * len(sizes)
     open_classes = set(range(len(sizes)))
-    while open_classes:
+    while True:  # fewer are open each time, and none is raised where none is open
         left_bytes = budget_bytes - sum(
             shares[c] * sizes[c] for c in range(len(sizes)) if c not in open_classes
         )

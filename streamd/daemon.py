@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from shared.errors import ModelChanged, NoGpuTier, RequestError, StreamError
@@ -90,12 +89,7 @@ class Daemon:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._stack.close()
         wake_fd, self._wake_fd = self._wake_fd, -1  # signals may come yet
         os.close(wake_fd)

@@ -115,13 +115,8 @@ class ServedModel:
         self.index = open_served(config.model, config.mtp)
         self.experts = ExpertIndex.from_gguf(self.index)
         files = open_files(self.index, stack)
-        found = None
         self.gpu_refusal: GpuNotShared | None = None
-        try:
-            found = find_gpu(config, self.index, self.experts, open_device)
-        except GpuNotShared as error:
-            log.warning("no GPU tier: %s; %s", error.message, WITHOUT_SHARING)
-            self.gpu_refusal = error
+        found = self._find_gpu(config, open_device)
         if found is not None:
             stack.callback(found[0].close)
         align = read_align(files, on_gpu=found is not None or self.gpu_refusal is not None)
@@ -144,18 +139,13 @@ class ServedModel:
         self.table.initialise()
         checksums = SlabChecksums(shape.n_layers, shape.n_experts) if config.verify else None
         self.tier = HostTier(
-            self.plan.layout,
-            self.experts,
-            self.reader,
-            checksums,
-            returnable=config.governor,
+            self.plan.layout, self.experts, self.reader, checksums, returnable=config.governor
         )
         stack.callback(self.tier.close)
         self.resident_region = load_resident(residents, self.reader, stopped)
         self.resident_bytes = residents.held_bytes
         stack.callback(self.resident_region.close)
-        for what, region in (("slots", self.tier.region), ("tensors", self.resident_region)):
-            log.info("%s: %s on pages of %s", what, size_text(region.size_bytes), region.page_kind)
+        self._log_pages()
         barrier = choose_barrier()
         self.cache = HostCache(
             self.table,
@@ -164,9 +154,8 @@ class ServedModel:
             barrier,
             now_ms,
         )
-        warm = config.warm
         slab_bytes = layer_slab_bytes(self.experts)
-        self.scheduler = Scheduler(self.cache, self.tier, slab_bytes, now_ms, warm=warm)
+        self.scheduler = Scheduler(self.cache, self.tier, slab_bytes, now_ms, warm=config.warm)
         self.tiers = {HOST_TIER: self._offer_host()}
         self.gpu: GpuTier | None = None
         if found is not None:
@@ -179,10 +168,20 @@ class ServedModel:
                 barrier,
                 now_ms,
                 stack,
-                warm,
+                config.warm,
                 config.upload_pace,
             )
             self.tiers[GPU_TIER] = self._fill_gpu(self.gpu, residents, config, stopped)
+
+    def _find_gpu(
+        self, config: StreamdConfig, open_device: OpenGpu
+    ) -> tuple[GpuDevice, GpuPlan] | None:
+        try:
+            return find_gpu(config, self.index, self.experts, open_device)
+        except GpuNotShared as error:
+            log.warning("no GPU tier: %s; %s", error.message, WITHOUT_SHARING)
+            self.gpu_refusal = error
+            return None
 
     def _upload_resident(
         self, gpu: GpuTier, source: ResidentLayout, stopped: Callable[[], bool]
@@ -203,6 +202,10 @@ class ServedModel:
         else:
             upload_from_disk(target, gpu.resident.address, gpu.device, self.reader, stopped)
         log.info("%s: %s taken", gpu.device.name, size_text(gpu.plan.taken_bytes))
+
+    def _log_pages(self) -> None:
+        for what, region in (("slots", self.tier.region), ("tensors", self.resident_region)):
+            log.info("%s: %s on pages of %s", what, size_text(region.size_bytes), region.page_kind)
 
     def _offer_host(self) -> OfferedTier:
         return OfferedTier(

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from number_lists import parse_count, parse_counts
 from prefill_runs import DeviceMemory, PromptResult, Prompts, peak_rss_bytes, plan_of, session_on
 from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
@@ -57,7 +58,7 @@ class Memory:
 def main() -> None:
     arguments = _arguments()
     options = build(DaemonOptions, [("command line", given(arguments, DaemonOptions))])
-    lengths = [int(word) for word in arguments.prompts.split(",")]
+    lengths = arguments.prompts
     options = replace(options, ctx=options.ctx or max(lengths) + ROOM_TOKENS)
     prompts = Prompts(lengths, arguments.count)
     disk = disk_rate_mb_s(arguments.model, options.io)
@@ -92,8 +93,12 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
     add_options(parser, DaemonOptions)
-    parser.add_argument("--prompts", default=LENGTHS, metavar="N,...", help="tokens of each")
-    parser.add_argument("--count", type=int, default=2, metavar="N", help="prompts of each length")
+    parser.add_argument(
+        "--prompts", type=parse_counts, default=LENGTHS, metavar="N,...", help="tokens of each"
+    )
+    parser.add_argument(
+        "--count", type=parse_count, default=2, metavar="N", help="prompts of each length"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     return parser.parse_args()

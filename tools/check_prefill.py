@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf_factory import hy3_model
 from gguf_glm import glm_model
+from number_lists import parse_counts, parse_shares
 from prefill_runs import plan_of, session_on
 
 from infer.engine import Engine
@@ -71,6 +72,11 @@ def check(
                     yield Check(model.name, share, size, count, difference, evictions)
 
 
+def worst_of(checks: Sequence[Check]) -> float:
+    """The largest difference; NaN if any is."""
+    return float(np.max([one.difference for one in checks]))
+
+
 @contextmanager
 def _session(model: Path, options: DaemonOptions, share: float) -> Iterator[Engine]:
     """share: of the experts' bytes, in each tier."""
@@ -105,18 +111,18 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, action="append", metavar="FILE.gguf")
     parser.add_argument("--device", type=parse_device, default=CPU)
-    parser.add_argument("--lengths", default=LENGTHS, help="tokens")
-    parser.add_argument("--shares", default=SHARES)
+    parser.add_argument("--lengths", type=parse_counts, default=LENGTHS, help="tokens")
+    parser.add_argument("--shares", type=parse_shares, default=SHARES)
     parser.add_argument("--tolerance", type=float)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    lengths = [int(word) for word in arguments.lengths.split(",")]
-    shares = [float(word) for word in arguments.shares.split(",")]
-    tolerance = arguments.tolerance or (TOLERANCE if arguments.device == CPU else GPU_TOLERANCE)
+    tolerance = arguments.tolerance
+    if tolerance is None:
+        tolerance = TOLERANCE if arguments.device == CPU else GPU_TOLERANCE
     checks = []
-    with _models(arguments.model or (), max(lengths)) as models:
+    with _models(arguments.model or (), max(arguments.lengths)) as models:
         for model in models:
-            for one in check(model, arguments.device, lengths, shares):
+            for one in check(model, arguments.device, arguments.lengths, arguments.shares):
                 checks.append(one)
                 print(
                     f"{one.model:<12} share {one.share:<4} chunk {one.chunk:<5} {one.tokens:>5}"
@@ -125,7 +131,7 @@ def main() -> None:
                 )
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(one) for one in checks], indent=1) + "\n")
-    worst = max(one.difference for one in checks)
+    worst = worst_of(checks)
     print(f"the largest difference is {worst:.2e}; allowed are {tolerance:.0e}")
     if not worst <= tolerance:
         raise RequestError("prompts are not what their tokens are", "see the lines above")

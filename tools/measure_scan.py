@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from number_lists import parse_count
 
 from infer.commands.measure import BENCH_TEXT
 from infer.config import NO_PREFETCH, ModelConfig
@@ -108,9 +109,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, metavar="FILE.gguf")
     add_options(parser, DaemonOptions)
     parser.add_argument("--file", type=Path, required=True, metavar="TEXT")
-    parser.add_argument("--prompt", type=int, default=600, metavar="N", help="tokens")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="decoded at a time")
+    parser.add_argument("--prompt", type=parse_count, default=600, metavar="N", help="tokens")
+    parser.add_argument("--rounds", type=parse_count, default=3, metavar="N")
+    parser.add_argument(
+        "--tokens", type=parse_count, default=200, metavar="N", help="decoded at a time"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     options = build(DaemonOptions, [("command line", given(arguments, DaemonOptions))])

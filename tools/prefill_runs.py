@@ -4,13 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from shared.errors import ConfigError
 from shared.runtime_dir import running_daemons
 
 SAMPLE_PERIOD_MS = 20
+WARM_UP_SEED = 0  # a prompt's is its length
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class PromptResult:
 
 
 class DeviceMemory:
-    """The most memory that came into use on a GPU meanwhile, by anybody; None: there is no GPU.
+    """The most memory that came into use on a GPU meanwhile, by anybody; None where there is no
+    GPU, or nobody says.
 
     The driver's own tool looks: asking in this process would take memory there.
     """
@@ -83,14 +86,18 @@ class DeviceMemory:
         tool = None if ordinal is None else shutil.which("nvidia-smi")
         what = (f"--id={ordinal}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
         self._command = [tool, *what] if tool else []
+        self._before_mib = 0
+        self._samples: IO[str] | None = None  # no pipe: nobody would empty it for minutes
         self.peak_bytes: int | None = None
 
     def __enter__(self) -> "DeviceMemory":
         if self._command:
-            before = subprocess.run(self._command, capture_output=True, text=True, check=True)
-            self._before_mib = int(before.stdout)
-            watching = [*self._command, f"-lms={SAMPLE_PERIOD_MS}"]
-            self._watcher = subprocess.Popen(watching, stdout=subprocess.PIPE, text=True)
+            done = subprocess.run(self._command, check=False, capture_output=True, text=True)
+            if before := _numbers(done.stdout):
+                self._before_mib = before[0]
+                self._samples = tempfile.TemporaryFile("w+")
+                watching = [*self._command, f"-lms={SAMPLE_PERIOD_MS}"]
+                self._watcher = subprocess.Popen(watching, stdout=self._samples)
         return self
 
     def __exit__(
@@ -99,11 +106,19 @@ class DeviceMemory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._command:
+        if self._samples is None:
+            return
+        with self._samples:
             self._watcher.terminate()
-            samples, _ = self._watcher.communicate()
-            most_mib = max(map(int, samples.split()), default=self._before_mib)
-            self.peak_bytes = (most_mib - self._before_mib) << 20
+            self._watcher.wait()
+            self._samples.seek(0)
+            most_mib = max(_numbers(self._samples.read()), default=self._before_mib)
+        self.peak_bytes = (most_mib - self._before_mib) << 20
+
+
+def _numbers(lines: str) -> list[int]:
+    """Where the driver does not know, it says so in words."""
+    return [int(word) for word in lines.split() if word.isdecimal()]
 
 
 class Prompts:
@@ -123,10 +138,9 @@ class Prompts:
         return [self._measure(engine, length, in_place) for length in self.lengths]
 
     def _warm_up(self, engine: Engine) -> None:
-        """Kernels are compiled at their first use."""
-        shortest = min(self.lengths)
-        for ids in self.of(shortest, engine.shape.vocab_size):
-            _timed(engine, ids)
+        """Kernels are compiled at their first use. Not by a prompt: its experts would be there."""
+        rng = np.random.default_rng(WARM_UP_SEED)
+        _timed(engine, rng.integers(0, engine.shape.vocab_size, min(self.lengths)).tolist())
 
     def _measure(self, engine: Engine, length: int, in_place: bool) -> PromptResult:
         runs = []

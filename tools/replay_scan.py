@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from number_lists import parse_count, parse_counts, parse_shares
 
 from shared.command import run_command
 from shared.policy import LfuAgeing
@@ -140,17 +141,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("trace", type=Path, metavar="TRACE.npz")
-    parser.add_argument("--shares", default=SHARES)
-    parser.add_argument("--prompts", default=PROMPTS, help="tokens")
-    parser.add_argument("--chunk", type=int, default=CHUNK, help="tokens")
-    parser.add_argument("--rounds", default=f"0.5,{SCAN_ROUNDS},inf")
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--shares", type=parse_shares, default=SHARES)
+    parser.add_argument("--prompts", type=parse_counts, default=PROMPTS, help="tokens")
+    parser.add_argument("--chunk", type=parse_count, default=CHUNK, help="tokens")
+    parser.add_argument("--rounds", type=parse_shares, default=f"0.5,{SCAN_ROUNDS},inf")
+    parser.add_argument("--seeds", type=parse_count, default=6)
     arguments = parser.parse_args()
     texts = Texts.load(arguments.trace)
     print("slots  prompt  rounds  before  beside: first, all  behind: first, all")
-    for share in map(float, arguments.shares.split(",")):
-        for prompt_count in map(int, arguments.prompts.split(",")):
-            for rounds in map(float, arguments.rounds.split(",")):
+    for share in arguments.shares:
+        for prompt_count in arguments.prompts:
+            for rounds in arguments.rounds:
                 how = share, prompt_count, arguments.chunk, rounds
                 rates = [replay(texts, *how, seed) for seed in range(arguments.seeds)]
                 means = "  ".join(f"{mean:6.1f}" for mean in np.mean(rates, axis=0))

@@ -58,7 +58,7 @@ class PromptWatch:
         return PromptReads(chunk_count, hits + misses, misses, *rest)
 
     def _counts(self) -> tuple[int, ...]:
-        stats = self._engine.client.stats()
-        io, gpu = stats["io"], stats["tiers"]["gpu"]
-        disk = io["slabs"], io["bytes_read"]
-        return (*self._engine.client.lookups, *disk, gpu["uploads"], gpu["uploaded_bytes"])
+        client = self._engine.client
+        stats = client.stats()
+        disk = stats["io"]["slabs"], stats["io"]["bytes_read"]
+        return (*client.lookups, *disk, *client.uploads(stats))

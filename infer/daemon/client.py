@@ -78,8 +78,7 @@ class SlotClient(SectionReader):
         """
         self._connection.check_alive(at_once=True)
         self.detach()
-        self._connection.attach_when_there_is_room()
-        self._note_mapping()
+        self._attach(self._connection.attach_when_there_is_room)
 
     def detach(self) -> None:
         """Leave the daemon and its memory; only `lookups` can be asked before `attach`."""
@@ -89,8 +88,16 @@ class SlotClient(SectionReader):
 
     def attach(self) -> None:
         """To the daemon of that name, whichever it is by now, which must serve the same file."""
-        self._connection.attach()
-        self._note_mapping()
+        self._attach(self._connection.attach)
+
+    def _attach(self, connect: Callable[[], None]) -> None:
+        """Wholly or, where anything breaks in, not at all."""
+        try:
+            connect()
+            self._note_mapping()
+        except BaseException:
+            self.detach()
+            raise
 
     def wait_for_end(self, wake_fd: int) -> bool:
         """Until the daemon has ended, or `wake_fd` is readable: False. For another thread than
@@ -217,6 +224,11 @@ class SlotClient(SectionReader):
         """Of what `stats` has returned, the part about the slots that we compute from."""
         values: dict[str, Any] = stats["tiers"][self._tier]
         return values
+
+    def uploads(self, stats: dict[str, Any]) -> tuple[int, int]:
+        """Of what `stats` has returned: experts, and bytes, that went to the GPU, for whomever."""
+        gpu = stats["tiers"][GPU_TIER]
+        return gpu["uploads"], gpu["uploaded_bytes"]
 
     @property
     def lookups(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import select
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import zmq
 
@@ -55,7 +55,6 @@ class Connection:
         self._endpoints = Endpoints.find(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
-        self._doorbell = -1
         try:
             self.attach()
         except BaseException:
@@ -69,19 +68,21 @@ class Connection:
     def attach(self) -> None:
         """Raises DaemonLost, ProtocolMismatch or a refusal; nothing is attached then."""
         self._endpoints = Endpoints.find(self._endpoints.name)
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        try:
+        with ExitStack() as stack:
+            how = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+            self._unix = stack.enter_context(socket.socket(socket.AF_UNIX, how))
             attached, descriptors = self._shake_hands()
             self._doorbell = descriptors.pop()
+            stack.callback(os.close, self._doorbell)
             map_tier = map_gpu_tier if self._tier == GPU_TIER else map_host_tier
-            self.mapping = map_memory(attached, descriptors, self._experts, map_tier)
-        except BaseException:
-            self._unix.close()
-            if self._doorbell >= 0:
-                os.close(self._doorbell)
-                self._doorbell = -1
-            raise
-        self._dealer = self._context.socket(zmq.DEALER)
+            mapping = map_memory(attached, descriptors, self._experts, map_tier)
+            self._dealer = stack.enter_context(self._context.socket(zmq.DEALER))
+            self._listen()
+            self._channels = stack.pop_all()
+            self.mapping = mapping
+
+    def _listen(self) -> None:
+        """Make ready what requests go through and answers come from."""
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._dealer.connect(self._endpoints.zmq_url)
@@ -145,11 +146,7 @@ class Connection:
         if not self.attached:
             return
         del self.mapping
-        self._dealer.close()
-        self._unix.close()
-        if self._doorbell >= 0:
-            os.close(self._doorbell)
-            self._doorbell = -1
+        self._channels.close()
 
     def close(self) -> None:
         self.detach()

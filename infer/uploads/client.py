@@ -14,7 +14,6 @@ is left to the GPU: a copy begins behind the section that has read its slot last
 """
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,30 +28,13 @@ from infer.uploads.bounce import BounceRing
 from infer.uploads.device import UploadDevice
 from infer.uploads.host_slots import HostSlots
 from infer.uploads.own_memory import OwnMemory
+from infer.uploads.upload_section import Uploads, UploadSection
 from shared.arena import PART_COUNT
 from shared.residency import NOT_RESIDENT
 from shared.scan import USE_PARTS, use_parts
 
 # Of sections, the last so many; what waits for an older one waits for a newer one instead.
 EVENT_COUNT = 64
-
-
-@dataclass(eq=False)
-class Uploads:
-    """What a section lacks. host: the same experts' section there; by place in that: `places` in
-    the section it is for, and own slots as `targets`. ready: places that are queued and untold."""
-
-    host: Section
-    places: npt.NDArray[np.intp]
-    targets: npt.NDArray[np.int32]
-    ready: list[int] = field(default_factory=list)
-
-
-@dataclass
-class UploadSection(Section):
-    """slots: of missing ones too, as soon as they have been asked for."""
-
-    uploads: Uploads | None = None
 
 
 class UploadingClient(SectionReader):
@@ -77,7 +59,7 @@ class UploadingClient(SectionReader):
         self._copied = device.event()
         self._open: list[Uploads] = []  # all of one host section
         self._torn = False  # something was broken off, by Ctrl-C or an error, at any place
-        self.uploaded_bytes = 0
+        self.upload_count = self.uploaded_bytes = 0
         self._note_host()
 
     def _note_host(self) -> None:
@@ -106,12 +88,15 @@ class UploadingClient(SectionReader):
         self._note_host()
 
     def attach(self) -> None:
+        self._host.detach()  # it is still attached where `attach_again` was broken off
         self._host.attach()
         self._note_host()
 
     def detach(self) -> None:
-        self._let_go()
-        self._host.detach()
+        try:
+            self._let_go()
+        finally:
+            self._host.detach()
 
     def _let_go(self) -> None:
         """Of the host's memory, which copies may be reading."""
@@ -126,8 +111,10 @@ class UploadingClient(SectionReader):
         return self._host.wait_for_end(wake_fd)
 
     def close(self) -> None:
-        self._let_go()
-        self._host.close()
+        try:
+            self._let_go()
+        finally:
+            self._host.close()
 
     # A section
 
@@ -200,6 +187,7 @@ class UploadingClient(SectionReader):
             self._slots.copy(int(host.slots[place]), copies)
         self._copied.record(self._device.copying)
         uploads.ready += uploads.places[places].tolist()
+        self.upload_count += len(places)
         self.uploaded_bytes += len(places) * sum(sizes)
 
     def wait_some(self, section: Section) -> npt.NDArray[np.intp]:
@@ -297,3 +285,7 @@ class UploadingClient(SectionReader):
         """Of own slots, which the daemon knows nothing of."""
         hits, misses = self.lookups
         return {"hits": hits, "misses": misses, "evictions": self.cache.eviction_count}
+
+    def uploads(self, _stats: dict[str, Any]) -> tuple[int, int]:
+        """Experts that went to own slots so far, and bytes."""
+        return self.upload_count, self.uploaded_bytes

@@ -48,7 +48,13 @@ class HostSlots:
 
     def _pin(self, slot: int) -> None:
         first, last = self._stretches[slot, 0].tolist(), self._stretches[slot, -1].tolist()
-        self._pinned[slot] = self._device.pin(first[0], sum(last) - first[0])
+        try:
+            self._pinned[slot] = self._device.pin(first[0], sum(last) - first[0])
+        except BaseException:  # Ctrl-C: nobody would know that it is pinned
+            self._pinned[slot] = False
+            with suppress(GpuError):  # or it is not
+                self._device.unpin(first[0])
+            raise
         if not self._pinned[slot]:
             self._pins = False
             log.warning("the driver pins no more of the daemon's memory: uploads take a way round")

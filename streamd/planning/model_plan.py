@@ -82,7 +82,9 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
     tensors = resident_tensors(index)
     gpu, gpu_name, refusal = _plan_gpu(config, index, experts)
     with ExitStack() as stack:
-        align = read_align(open_files(index, stack), on_gpu=gpu is not None)
+        # As where it is served: a client uploads from the slots itself where no GPU is shared.
+        on_gpu = gpu is not None or bool(refusal)
+        align = read_align(open_files(index, stack), on_gpu)
     in_ram = host_residents(index, align, gpu, config.cpu_clients)
     lane_count = LANE_COUNT if gpu is not None else 0
     if machine.ram is not None:

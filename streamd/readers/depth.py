@@ -149,12 +149,13 @@ class DepthController:
             self._sum += min(max(gain, -MAX_DIFFERENCE), MAX_DIFFERENCE) - (
                 MIN_GAIN_UPWARDS if self._upwards else MIN_GAIN
             )
-        if not self._is_decided():
-            self.limit_bytes = low_bytes if self.limit_bytes == high_bytes else high_bytes
-            return
-        if 0 < self._sum < CLEAR_GAIN * self._count and not (self._slow or self._searching):
-            self.limit_bytes = high_bytes
+        decided = self._is_decided()
+        narrowly = 0 < self._sum < CLEAR_GAIN * self._count
+        if decided and narrowly and not (self._slow or self._searching):
             self._slow, self._count, self._sum, self._last = True, 0, 0.0, None
+            decided = False
+        if not decided:
+            self.limit_bytes = low_bytes if self.limit_bytes == high_bytes else high_bytes
             return
         winner_bytes = high_bytes if self._sum > 0 else low_bytes
         winner_rate = rate if self.limit_bytes == winner_bytes else before

@@ -27,6 +27,26 @@ WAIT_MS = 200
 AHEAD_COUNT = 64
 
 
+class Progress:
+    """Says now and then how much of `total_bytes` has been loaded."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._loaded_bytes = 0
+        self._told_s = time.monotonic()
+
+    def add(self, loaded_bytes: int) -> None:
+        self._loaded_bytes += loaded_bytes
+        now_s = time.monotonic()
+        if now_s - self._told_s > PROGRESS_INTERVAL_S:
+            self._told_s = now_s
+            log.info(
+                "resident tensors: %s of %s",
+                size_text(self._loaded_bytes),
+                size_text(self._total_bytes),
+            )
+
+
 def host_residents(
     index: GgufIndex, align: int, gpu: GpuPlan | None, cpu_clients: bool
 ) -> ResidentLayout:
@@ -54,10 +74,10 @@ def _load(
     layout: ResidentLayout, memory: memoryview, reader: Reader, stopped: Callable[[], bool]
 ) -> None:
     waiting = iter(layout.tensors)
-    in_flight_count = loaded_bytes = 0
+    in_flight_count = 0
     bell = select.poll()
     bell.register(reader.fileno(), select.POLLIN)
-    reported_s = time.monotonic()
+    progress = Progress(layout.held_bytes)
     exhausted = False
     while not stopped():
         while in_flight_count < min(AHEAD_COUNT, reader.room) and not exhausted:
@@ -77,11 +97,6 @@ def _load(
         bell.poll(WAIT_MS)
         for completion in reader.poll():
             in_flight_count -= 1
-            loaded_bytes += completion.bytes_read
             if completion.error is not None:
                 raise completion.error
-        if time.monotonic() - reported_s > PROGRESS_INTERVAL_S:
-            reported_s = time.monotonic()
-            log.info(
-                "resident tensors: %s of %s", size_text(loaded_bytes), size_text(layout.held_bytes)
-            )
+            progress.add(completion.bytes_read)

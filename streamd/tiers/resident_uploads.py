@@ -18,6 +18,7 @@ from streamd.gpu.device import Copy, GpuDevice
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
 from streamd.tiers.regions import private_memory
+from streamd.tiers.resident import Progress
 
 PIECE_BYTES = 8 << 20
 RING_COUNT = 8
@@ -69,6 +70,7 @@ class ResidentUpload:
     def run(self, layout: ResidentLayout, base_address: int, stopped: Callable[[], bool]) -> None:
         """Every tensor of `layout`. Raises what reading or copying raise; early if `stopped()`."""
         pieces = pieces_of(layout, base_address, self._piece_bytes)
+        progress = Progress(layout.held_bytes)
         bell = select.poll()
         bell.register(self._reader.fileno(), select.POLLIN)
         while not stopped():
@@ -79,7 +81,9 @@ class ResidentUpload:
             for completion in self._reader.poll():
                 if completion.error is not None:
                     raise completion.error
-                self._copy(*self._reading.pop(completion.key))
+                buffer, piece = self._reading.pop(completion.key)
+                progress.add(piece.length)
+                self._copy(buffer, piece)
             for buffer, error in self._device.reap():
                 if error is not None:
                     raise error

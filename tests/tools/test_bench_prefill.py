@@ -6,10 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import bench_prefill
+import prefill_runs
 import pytest
 from prefill_runs import DeviceMemory, PromptResult, Prompts
+
+from infer.commands.prompt_reads import PromptReads
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 
@@ -44,6 +48,24 @@ def test_prompts_are_the_same_each_time():
     assert first != second
     assert len(first) == 30
     assert max(first + second) < 256
+
+
+def test_the_warm_up_brings_no_prompt_s_experts(monkeypatch):
+    computed = []
+
+    def timed(_engine, ids):
+        computed.append(ids)
+        return 1.0, PromptReads(1, 10, 4, 4, 400, 0, 0)
+
+    monkeypatch.setattr(prefill_runs, "_timed", timed)
+    engine = SimpleNamespace(shape=SimpleNamespace(vocab_size=256), chunk=16)
+    prompts = Prompts([7, 30], 2)
+    rows = prompts.measure(engine, in_place=False)
+    assert [(row.tokens, row.chunk, row.tps) for row in rows] == [(7, 7, 7.0), (30, 16, 30.0)]
+    warm_up, *measured = computed
+    assert measured == [*prompts.of(7, 256), *prompts.of(30, 256)]
+    assert len(warm_up) == 7
+    assert warm_up not in measured
 
 
 def test_without_a_gpu_there_is_no_memory_to_watch():

@@ -1,5 +1,6 @@
 """Resident tensors on their way from the disk to a GPU that is plain memory."""
 
+import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from shared.errors import GpuError, ModelChanged
 from shared.gguf_shard import TensorInfo
 from shared.quants import TensorType
 from shared.resident import gpu_resident_layout
+from shared.sizes import size_text
 from streamd.readers.direct import open_file
 from streamd.readers.probe import FALLBACK, make_engine
 from streamd.readers.reader import Reader
+from streamd.tiers import resident
 from streamd.tiers.resident_uploads import RING_COUNT, ResidentUpload, pieces_of
 
 PIECE_BYTES = 16 << 10
@@ -108,6 +111,17 @@ def test_pieces_cover_each_tensor_once(layout):
     assert max(piece.length for piece in pieces) == PIECE_BYTES
     spans = sorted((piece.target, piece.target + piece.length) for piece in pieces)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+def test_it_says_how_far_it_is(place, layout, memory, monkeypatch, caplog):
+    monkeypatch.setattr(resident, "PROGRESS_INTERVAL_S", -1.0)
+    with caplog.at_level(logging.INFO):
+        place.upload(layout, memory)
+    told = [message for message in caplog.messages if "resident tensors" in message]
+    assert len(told) == len(list(pieces_of(layout, 0, PIECE_BYTES)))
+    total = sum(size for _, size in TENSORS)
+    whole = size_text(layout.held_bytes)
+    assert told[-1] == f"resident tensors: {size_text(total)} of {whole}"
 
 
 def test_a_file_that_has_been_cut_off_is_told(place, layout, memory):
