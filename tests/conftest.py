@@ -16,8 +16,8 @@ from hypothesis import settings
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
-# A script's background jobs, and all they start, have Ctrl-C ignored, and under nohup a terminal's end
-# too: here they are tested. A handler of ours is none for the programs that we start.
+# A script's background jobs, and all they start, have Ctrl-C ignored, and under nohup a hang-up
+# too: here both are tested. A handler of ours is none for the programs that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
