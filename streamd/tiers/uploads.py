@@ -14,11 +14,10 @@ docs/protocol.md's rules then keep the host slot as it is while the copy reads i
 nothing that another client holds once its slab is there, so it always ends by itself.
 
 What nobody waits for yet gets a lane only while the bus is idle: what is waited for is not being
-copied, it waits for the drive itself. A demand waits for the copies that are under way when it
-comes, so there are few of those at a time, and they are made part by part: gate, up and down.
+copied, it waits for the drive itself. Few of them at a time, since a demand waits for the copies
+that are under way when it comes.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +25,7 @@ import numpy as np
 from shared.arena import ArenaLayout
 from shared.errors import StreamError
 from shared.residency import MAX_CLIENTS, NOT_RESIDENT, ClientArea
-from streamd.gpu.device import Copy, CopyQueue
+from streamd.gpu.device import CopyQueue
 from streamd.gpu.host_source import HostSource
 from streamd.readers.slab_read import Priority
 from streamd.scheduling.fair_queue import FairQueue
@@ -38,26 +37,17 @@ from streamd.slot_cache.grants import Grant
 LANE_COUNT = 16
 # Of those, for what nobody waits for: two keep the bus busy.
 AHEAD_LANE_COUNT = 2
-# A part waits for demands for so many turns of the main loop at the most: its section keeps host
-# slots from being reused.
-PATIENCE_TURNS = 500
 QUEUE_LENGTH = 4096
 
 
 @dataclass
 class Lane:
-    """One client of the host cache; `grant` says which GPU slot its section is for.
-
-    copying: whether copies of it are under way; left: those that come after them; patience: turns
-    for which these still wait while others need the bus.
-    """
+    """One client of the host cache; `grant` says which GPU slot its section is for."""
 
     number: int
     area: ClientArea
     grant: Grant | None = None
     copying: bool = False
-    left: Sequence[Copy] = ()
-    patience: int = 0
 
     @property
     def is_demanded(self) -> bool:
@@ -119,10 +109,6 @@ class Uploads:
         """A client waits now for what comes into a GPU slot."""
         if grant := self._ahead.pop(slot, None):
             self._demanded.append(owner, replace(grant, priority=Priority.DEMAND, owner=owner))
-            return
-        for lane in self._lanes:
-            if lane.grant is not None and lane.grant.slot == slot:
-                lane.grant = replace(lane.grant, priority=Priority.DEMAND, owner=owner)
 
     def withdraw(self, slot: int) -> bool:
         """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""
@@ -140,16 +126,10 @@ class Uploads:
         A fetched expert shows in the host table, so this is called after reads have ended.
         """
         for number, error in self._device.reap():
-            lane = self._lanes[number - MAX_CLIENTS]
-            lane.copying = False
-            if error is not None or not lane.left:
-                self._end(lane, error)
+            self._end(self._lanes[number - MAX_CLIENTS], error)
         for lane in self._lanes:
             if lane.grant is not None and not lane.copying:
-                if lane.left:
-                    self._copy_on(lane)
-                else:
-                    self._copy_if_there(lane, lane.grant)
+                self._copy_if_there(lane, lane.grant)
         for lane in self._lanes:
             if lane.grant is None:
                 if (grant := self._next()) is None:
@@ -164,13 +144,10 @@ class Uploads:
             return self._demanded.pop()
         busy = [lane for lane in self._lanes if lane.grant is not None]
         ahead_count = sum(not lane.is_demanded for lane in busy)
-        if not self._ahead or self._bus_is_taken() or ahead_count >= AHEAD_LANE_COUNT:
+        bus_is_idle = not any(lane.is_demanded and lane.copying for lane in busy)
+        if not (self._ahead and bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
             return None
         return self._ahead.pop(next(iter(self._ahead)))
-
-    def _bus_is_taken(self) -> bool:
-        """By what somebody waits for."""
-        return any(lane.is_demanded and lane.copying for lane in self._lanes)
 
     def _begin(self, lane: Lane, grant: Grant) -> None:
         section = lane.area.enter(self._cache.table)
@@ -190,24 +167,14 @@ class Uploads:
         if host_slot == NOT_RESIDENT:
             return
         targets = self._targets[grant.slot].tolist()
-        lane.left = self._source.copies(host_slot, grant.layer, grant.expert, targets)
-        lane.patience = PATIENCE_TURNS
-        self.upload_count += 1
-        self._copy_on(lane)
-
-    def _copy_on(self, lane: Lane) -> None:
-        """All that is left of what is waited for; of what is not the next part, on an idle bus."""
-        if not lane.is_demanded and lane.patience and self._bus_is_taken():
-            lane.patience -= 1
-            return
-        count = len(lane.left) if lane.is_demanded else 1
-        copies, lane.left = lane.left[:count], lane.left[count:]
+        copies = self._source.copies(host_slot, grant.layer, grant.expert, targets)
         lane.copying = True
         try:
             self._device.submit(lane.number, copies)
         except StreamError as error:
             self._end(lane, error)
             return
+        self.upload_count += 1
         self.uploaded_bytes += sum(copy.size_bytes for copy in copies)
 
     def _end(self, lane: Lane, error: StreamError | None) -> None:
@@ -215,7 +182,7 @@ class Uploads:
         lane.area.leave()
         self._ended.append(Uploaded(lane.grant.slot, error))
         lane.grant = None
-        lane.copying, lane.left = False, ()
+        lane.copying = False
 
     def close(self) -> None:
         """Nothing is read from host slots or written to the GPU any more."""

@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from gpu_bench import N_EXPERTS, N_LAYERS, PART_BYTES
+from gpu_bench import N_EXPERTS, N_LAYERS
 
 from streamd.scheduling.scheduler import RETRY_MS
-from streamd.tiers.uploads import AHEAD_LANE_COUNT, PATIENCE_TURNS
+from streamd.tiers.uploads import AHEAD_LANE_COUNT
 
 
 @pytest.fixture
@@ -219,83 +219,3 @@ def test_any_order_of_hints_demands_and_ends(make_bench, seed):
         verdicts = tier.useful + tier.late + tier.wasted + tier.failed + tier.withdrawn
         assert tier.issued == verdicts
         assert tier.hinted == tier.expired + tier.demanded + tier.issued
-
-
-@pytest.fixture
-def one_ahead(bench):
-    """A client with one upload ahead of layer 1's expert 1, whose first part is under way."""
-    client = bench.attach(0)
-    bench.bring(client, 0, 9)
-    bench.rung.clear()
-    client.area.enter(bench.table)
-    hint(bench, client, 1, 1)
-    bench.turn()
-    read_all(bench)
-    bench.turn()
-    assert sizes(bench) == [PART_BYTES[:1]]
-    return client
-
-
-def sizes(bench):
-    """Of the copies that are queued, by upload."""
-    return [tuple(copy.size_bytes for copy in copies) for _, copies in bench.device.queued]
-
-
-def test_an_upload_ahead_is_made_part_by_part(bench, one_ahead):
-    for part in PART_BYTES:
-        assert sizes(bench) == [(part,)]
-        bench.device.finish()
-        bench.turn()
-    assert bench.table.gpu_slots[1, 1] >= 0
-    assert bench.gpu.uploads.upload_count == 2
-    assert bench.gpu.uploads.uploaded_bytes == 2 * sum(PART_BYTES)
-
-
-def test_its_next_part_lets_a_demand_pass(bench, one_ahead):
-    one_ahead.ask(0, 7)
-    bench.turn()
-    read_all(bench)
-    assert sizes(bench) == [PART_BYTES[:1], PART_BYTES]
-    bench.device.finish()
-    bench.turn()
-    assert sizes(bench) == [PART_BYTES], "the demand's alone"
-    bench.device.finish()
-    bench.turn()
-    assert bench.rung == {0}
-    assert sizes(bench) == [PART_BYTES[1:2]], "and then it goes on"
-    settle(bench)
-    assert bench.table.gpu_slots[1, 1] >= 0
-
-
-def test_who_asks_for_it_gets_the_rest_at_once(bench, one_ahead):
-    one_ahead.ask(1, 1)
-    bench.turn()
-    bench.device.finish()
-    bench.turn()
-    assert sizes(bench) == [PART_BYTES[1:]]
-    bench.device.finish()
-    bench.turn()
-    assert bench.rung == {0}
-    assert bench.gpu.uploads.upload_count == 2
-
-
-def test_it_does_not_wait_for_ever(bench, one_ahead):
-    one_ahead.ask(0, 7)
-    bench.turn()
-    read_all(bench)
-    bench.device.finish()
-    for _ in range(PATIENCE_TURNS):
-        assert sizes(bench) == [PART_BYTES]
-        bench.gpu.uploads.poll()
-    bench.turn()
-    assert sizes(bench) == [PART_BYTES, PART_BYTES[1:2]]
-
-
-def test_a_part_that_fails_ends_it(bench, one_ahead):
-    bench.device.finish()
-    bench.turn()
-    bench.device.fail()
-    bench.turn()
-    assert not bench.device.queued
-    assert bench.table.gpu_slots[1, 1] < 0
-    bench.bring(one_ahead, 1, 1)
