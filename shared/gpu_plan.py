@@ -95,13 +95,8 @@ def plan_gpu(
     if min(chosen, room_bytes) < demand.floor_bytes:
         if vram_bytes is not None and vram_bytes - DAEMON_CONTEXT_BYTES <= free_bytes:
             raise _vram_error(vram_bytes, resident_bytes, kept_bytes, floor_bytes)
-        raise PlanError(
-            f"a GPU cache of {mb(max(0, min(chosen, room_bytes)))} cannot hold the"
-            f" {mb(floor_bytes)} this model needs at least; of {mb(free_bytes)} that are free,"
-            f" {mb(resident_bytes)} are for resident tensors and {mb(kept_bytes)} for a client",
-            f"give --gpu-cache {at_least(floor_bytes)} or more, a smaller --gpu-reserve or"
-            " --gpu-resident, or end other programs on the GPU; --device cpu does without it",
-        )
+        cache_bytes = max(0, min(chosen, room_bytes))
+        raise _cache_error(cache_bytes, floor_bytes, free_bytes, resident_bytes, kept_bytes)
     if chosen > room_bytes:
         raise PlanError(
             f"a GPU cache of {mb(chosen)}, {mb(resident_bytes)} of resident tensors and"
@@ -138,6 +133,18 @@ def client_reserve(options: DaemonOptions, index: GgufIndex) -> int:
     if options.gpu_reserve is not None:
         return options.gpu_reserve
     return client_bytes(index, options.ctx, options.chunk)
+
+
+def _cache_error(
+    cache_bytes: int, floor_bytes: int, free_bytes: int, resident_bytes: int, kept_bytes: int
+) -> PlanError:
+    return PlanError(
+        f"a GPU cache of {mb(cache_bytes)} cannot hold the {mb(floor_bytes)} this model needs at"
+        f" least; of {mb(free_bytes)} that are free, {mb(resident_bytes)} are for resident tensors"
+        f" and {mb(kept_bytes)} for a client",
+        f"give --gpu-cache {at_least(floor_bytes)} or more, a smaller --gpu-reserve or"
+        " --gpu-resident, or end other programs on the GPU; --device cpu does without it",
+    )
 
 
 def _vram_error(

@@ -18,7 +18,6 @@ from torch import Tensor
 from infer.blocks.ffn import DenseFfn
 from infer.kernels.interface import ExpertBatch, ExpertFormat, Kernels
 from infer.kernels.quant_matrix import QuantMatrix
-from shared.wire import MAX_HINT_EXPERTS
 
 Tap = Callable[[str, Tensor], None]
 # Takes a router's logits [n, experts] and choice int32 [n, top_k], once its misses are asked for.
@@ -114,7 +113,7 @@ class MoeFfn:
         """Let the disk begin with the next wave while this one is computed."""
         absent = wave.experts[self._source.absent(self.layer, wave.experts)]
         if len(absent):
-            self._source.hint(self.layer, absent[:MAX_HINT_EXPERTS], 1)
+            self._source.hint(self.layer, absent, 1)
 
     def _run_wave(
         self, wave: "Wave", x: Tensor, rows: Tensor, exact: bool, meanwhile: Callable[[], None]

@@ -8,7 +8,7 @@ from infer.daemon.client import SlotClient
 from infer.uploads.client import UploadingClient
 from infer.uploads.open_client import open_uploading, plan_own
 from shared.daemon_options import CPU, DaemonOptions
-from shared.errors import GpuError, GpuNotShared, NoGpuTier, PlanError
+from shared.errors import GpuError, GpuNotShared, NoGpuTier, PlanError, StreamError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.sizes import mb
@@ -21,8 +21,10 @@ def attach(
     name: str, index: GgufIndex, experts: ExpertIndex, options: DaemonOptions
 ) -> SlotClient | UploadingClient:
     """options.device: auto, cpu or cuda:N. `auto` takes the GPU if both sides have it, or if the
-    daemon would keep slots there but cannot share them."""
+    daemon would keep slots there but cannot share them. Raises what keeps all of that from us:
+    GpuError, PlanError, DaemonBusy, DaemonLost, ModelChanged, ProtocolMismatch."""
     device = options.device
+    why_not: StreamError | None = None
     named_gpu = device not in ("auto", CPU)
     if named_gpu and not torch.cuda.is_available():
         raise GpuError(
@@ -36,17 +38,26 @@ def attach(
             if named_gpu:
                 raise
             log.info("the CPU computes: %s", error)
-    return _attach_to_cpu(name, index, experts)
+            why_not = error
+    return _attach_to_cpu(name, index, experts, why_not)
 
 
-def _attach_to_cpu(name: str, index: GgufIndex, experts: ExpertIndex) -> SlotClient:
+def _attach_to_cpu(
+    name: str, index: GgufIndex, experts: ExpertIndex, why_not: StreamError | None
+) -> SlotClient:
+    """why_not: what kept us from the GPU, if it was tried."""
     client = SlotClient(name, index, experts, HOST_TIER)
     if client.mapping.attached.resident_bytes:
         return client
     client.close()
+    cause = (
+        f"the daemon {name!r} keeps the resident tensors in GPU memory alone: no CPU can compute"
+    )
+    if why_not is None:
+        raise GpuError(cause, "compute on its GPU, or start it with --cpu-clients on")
     raise GpuError(
-        f"the daemon {name!r} keeps the resident tensors in GPU memory alone: no CPU can compute",
-        "leave --device cpu out, or start it with --cpu-clients on",
+        f"{cause}, and the GPU cannot be had: {why_not.message}",
+        "; or ".join(filter(None, (why_not.remedy, "start the daemon with --cpu-clients on"))),
     )
 
 

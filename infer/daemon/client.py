@@ -19,7 +19,17 @@ from shared.errors import ClientRevoked
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.scan import USE_PARTS, use_parts
-from shared.wire import GPU_TIER, HOST_TIER, Failed, Fetch, Hint, Refused, Stats, StatsRequest
+from shared.wire import (
+    GPU_TIER,
+    HOST_TIER,
+    MAX_HINT_EXPERTS,
+    Failed,
+    Fetch,
+    Hint,
+    Refused,
+    Stats,
+    StatsRequest,
+)
 
 # Longer than any sound disk takes for a wave; a daemon that hangs must not hang us.
 FETCH_DEADLINE_S = 60.0
@@ -210,10 +220,12 @@ class SlotClient(SectionReader):
     def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
         """Tell the daemon which experts may be needed, the likeliest first; never answered.
 
-        layers_ahead: how many sections after this one the layer is read.
+        layers_ahead: how many sections after this one the layer is read. Of more experts than a
+        hint has room for the last ones are left out.
         """
         section = self.mapping.area.section + layers_ahead
-        self._connection.hint(Hint(self.mapping.attached.ticket, section, layer, experts.tolist()))
+        likeliest = experts[:MAX_HINT_EXPERTS].tolist()
+        self._connection.hint(Hint(self.mapping.attached.ticket, section, layer, likeliest))
 
     # Other requests
 

@@ -55,6 +55,7 @@ class Connection:
         self._endpoints = Endpoints.find(name)
         self._shards = [list(shard) for shard in index.fingerprints]
         self._context = zmq.Context(io_threads=1)
+        self._channels = ExitStack()
         try:
             self.attach()
         except BaseException:
@@ -67,6 +68,7 @@ class Connection:
 
     def attach(self) -> None:
         """Raises DaemonLost, ProtocolMismatch or a refusal; nothing is attached then."""
+        self._channels.close()  # of a `detach` that was broken off
         self._endpoints = Endpoints.find(self._endpoints.name)
         with ExitStack() as stack:
             how = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC

@@ -68,11 +68,11 @@ def map_memory(
 
     ProtocolMismatch where the daemon's numbers are not those of `experts`.
     """
-    shape = TableShape(attached.n_layers, attached.n_experts)
-    parts = tuple(c.part_bytes for c in experts.classes)
-    layout = ArenaLayout(parts, tuple(attached.class_slot_counts), attached.align)
-    table_fd, area_fd, arena_fd, resident_fd, *host_fds = descriptors
     try:
+        table_fd, area_fd, arena_fd, resident_fd, *host_fds = descriptors
+        shape = TableShape(attached.n_layers, attached.n_experts)
+        parts = tuple(c.part_bytes for c in experts.classes)
+        layout = ArenaLayout(parts, tuple(attached.class_slot_counts), attached.align)
         if (shape.n_layers, shape.n_experts) != (experts.n_layers, experts.n_experts) or (
             layout.total_bytes > attached.arena_bytes
         ):

@@ -33,6 +33,7 @@ class CudaUploadDevice(CudaStreams):
 
     def free_bytes(self) -> int:
         """What is free beside our own context, which is there by now."""
+        torch.cuda.empty_cache()  # what an earlier client of this process has had
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
         return int(free_bytes)
 

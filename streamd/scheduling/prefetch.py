@@ -76,7 +76,7 @@ class Hinted:
 
 
 class Prefetch:
-    """slab_bytes: of an expert's key. uses_of: how often an expert has been used so far."""
+    """slab_bytes: of an expert's key. uses_of: a number that another use of an expert changes."""
 
     def __init__(self, slab_bytes: Callable[[int], int], uses_of: Callable[[int], int]) -> None:
         self.counters = PrefetchCounters()

@@ -11,10 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.errors import ProtocolMismatch, ReadFailed, RequestError
+from shared.errors import DaemonLost, ProtocolMismatch, ReadFailed, RequestError
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints
-from shared.wire import HOST_TIER, MAX_MESSAGE_BYTES, Attach, Attached, Fetch, Hint, decode, encode
+from shared.wire import (
+    HOST_TIER,
+    MAX_HINT_EXPERTS,
+    MAX_MESSAGE_BYTES,
+    Attach,
+    Attached,
+    Fetch,
+    Hint,
+    decode,
+    encode,
+)
 
 # A read takes milliseconds here; what waits for a deadline takes half a minute or more.
 SOON_S = 5.0
@@ -101,6 +111,15 @@ def test_who_is_hung_up_on_hears_why(place, slab_reader, demo_model):
     daemon.stop()
 
 
+def test_a_hint_of_too_many_experts_ends_nothing(place, slab_reader, demo_model):
+    daemon = place.daemon(demo_model, "--warm", "off")
+    with closing(slab_reader.SlabReader(demo_model, daemon.name)) as reader:
+        reader.client.hint(reader.layers[0], np.zeros(MAX_HINT_EXPERTS + 1, int), 1)
+        reader.read(reader.layers[0], EXPERTS)
+        assert reader.torn_count == 0
+    daemon.stop()
+
+
 def test_a_flood_over_one_connection_leaves_another_client_served(place, slab_reader, demo_model):
     daemon = place.daemon(demo_model, "--warm", "off")
     reader = slab_reader.SlabReader(demo_model, daemon.name)
@@ -153,4 +172,22 @@ def test_a_daemon_that_is_stopped_holds_up_no_hint(place, slab_reader, demo_mode
         threading.Timer(0.5, os.kill, (daemon.pid, signal.SIGCONT)).start()
         reader.read(layer, EXPERTS)  # behind all those hints
         assert (reader.slab_count, reader.torn_count) == (len(EXPERTS), 0)
+    daemon.stop()
+
+
+def test_a_fetch_that_a_stopped_daemon_has_no_room_for_gives_up(
+    place, slab_reader, demo_model, monkeypatch
+):
+    monkeypatch.setattr("infer.daemon.connection.SEND_DEADLINE_S", 1)
+    daemon = place.daemon(demo_model, "--warm", "off")
+    with closing(slab_reader.SlabReader(demo_model, daemon.name)) as reader:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        place.wait_until(lambda: place.state_of(daemon.pid) == "T", "it is stopped")
+        for _ in range(1000):
+            reader.client.hint(reader.layers[0], EXPERTS, 1)
+        started_s = time.monotonic()
+        with pytest.raises(DaemonLost, match="it takes no requests"):
+            reader.read(reader.layers[0], EXPERTS)
+        assert 0.5 < time.monotonic() - started_s < SOON_S
+        os.kill(daemon.pid, signal.SIGCONT)
     daemon.stop()

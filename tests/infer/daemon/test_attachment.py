@@ -88,10 +88,15 @@ def test_cpu_never_asks_for_the_gpu(ask):
 
 def test_without_resident_tensors_in_host_memory_no_cpu_can_compute(ask):
     assert ask("auto", True, resident_bytes=0) == [GPU_TIER]
-    for device, refusal in (("cpu", None), ("auto", PlanError("no room", ""))):
+    for device, refusal in (("cpu", None), ("auto", PlanError("no room", "end another"))):
         with pytest.raises(GpuError, match="in GPU memory alone") as refused:
             ask(device, True, refusal, resident_bytes=0)
         assert "--cpu-clients on" in refused.value.remedy
+        for said, whole in (
+            ("no room", refused.value.message),
+            ("end another", refused.value.remedy),
+        ):
+            assert (said in whole) == (refusal is not None)
 
 
 def test_a_named_gpu_is_not_quietly_replaced(ask):

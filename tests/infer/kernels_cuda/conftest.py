@@ -1,5 +1,8 @@
-"""Quantised matrices in GPU memory."""
+"""Quantised matrices in GPU memory, and kernels for them."""
 
+import importlib.util
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +11,16 @@ import torch
 from gguf_blocks import sound_blocks
 
 from infer.kernels import reference
+from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.quant_matrix import QuantMatrix
 from shared.quants import GEOMETRY, TensorType
+
+# Tests are no package here, so what several of them share is made importable by hand.
+_spec = importlib.util.spec_from_file_location(
+    "cuda_bench", Path(__file__).with_name("cuda_bench.py")
+)
+cuda_bench = sys.modules["cuda_bench"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cuda_bench)
 
 
 class Uploaded(NamedTuple):
@@ -33,3 +44,8 @@ def _upload(name, rows, columns, seed=1):
 @pytest.fixture(scope="session")
 def upload():
     return _upload
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return CudaKernels(cuda_bench.BOUNDS)

@@ -1,8 +1,4 @@
-"""Products on the GPU against float64 on gguf's dequantised weights.
-
-Tolerances are relative to the norm of the result. Eight-bit activations are off by at most half of
-1/127 of their block's largest value: for normal values 0.6% each, and as much in a sum of many.
-"""
+"""Products on the GPU against float64 on gguf's dequantised weights."""
 
 from dataclasses import replace
 
@@ -10,56 +6,30 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from cuda_bench import (
+    BOUNDS,
+    D_MODEL,
+    DENSE_TOLERANCE,
+    EXACT_TOLERANCE,
+    TOKENS,
+    inputs,
+    relative_error,
+    tolerance,
+)
 from gguf import GGMLQuantizationType
 
 from infer.kernels import reference
-from infer.kernels.cuda import experts as cuda_experts
-from infer.kernels.cuda.formats import CODED_FORMATS, FLOAT_FORMATS, FORMATS
+from infer.kernels.cuda.formats import FORMATS
 from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.cuda.linear import DENSE_TOKENS
-from infer.kernels.interface import ExpertBatch, ExpertFormat
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.kernels.scratch import KernelBounds, LatentBounds
+from infer.kernels.scratch import LatentBounds
 from shared.quants import TensorType, row_bytes
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-
-INT8_TOLERANCE = 0.01
-# Two products in a row, of which the second sees the long-tailed products of the first.
-INT8_SWIGLU_TOLERANCE = 0.03
-DENSE_TOLERANCE = 0.01
-EXACT_TOLERANCE = 1e-5
-D_MODEL, D_FF, EXPERTS, TOP_K, TOKENS = 512, 256, 6, 3, 9
-BOUNDS = KernelBounds(
-    tokens=256,
-    columns=2816,
-    expert_columns=1536,
-    pairs=256 * TOP_K,
-    experts=EXPERTS,
-    heads=1,
-    head_dim=1,
-    context=1,
-)
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    return CudaKernels(BOUNDS)
-
-
-def inputs(rows, columns, seed=2):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).cuda()
-
-
-def relative_error(result, expected):
-    return ((result.cpu().double() - expected).norm() / expected.norm()).item()
-
-
-def tolerance(name):
-    return EXACT_TOLERANCE if name in FLOAT_FORMATS else INT8_TOLERANCE
 
 
 class TestTypes:
@@ -135,187 +105,6 @@ class TestLinear:
             moved[shift:] = source
             matrix = QuantMatrix(weights.matrix.type_id, 40, 512, moved.data_ptr() + shift, moved)
             assert torch.equal(kernels.linear(x, kernels.group([matrix]))[0], expected)
-
-
-class Layer:
-    """Some experts and a routing of some tokens to TOP_K of them each."""
-
-    def __init__(
-        self, upload, gate="IQ2_XXS", up="Q4_K", down="Q2_K", tokens=TOKENS, widths=(D_MODEL, D_FF)
-    ):
-        seeds = range(EXPERTS)
-        self.d_model, d_ff = widths
-        types = (TensorType[name] for name in (gate, up, down))
-        self.format = ExpertFormat(*types, self.d_model, d_ff)
-        self.parts = (
-            [upload(gate, d_ff, self.d_model, seed) for seed in seeds],
-            [upload(up, d_ff, self.d_model, seed + 10) for seed in seeds],
-            [upload(down, self.d_model, d_ff, seed + 20) for seed in seeds],
-        )
-        rng = np.random.default_rng(4)
-        self.choice = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(tokens)])
-        self.x = inputs(tokens, self.d_model)
-
-    def batch(self, pairs):
-        """The pairs, sorted by expert."""
-        chosen = self.choice.reshape(-1)[pairs]
-        order = np.argsort(chosen, kind="stable")
-        experts, starts = np.unique(chosen[order], return_index=True)
-        return ExpertBatch(
-            self.format,
-            np.asarray(pairs, np.int32)[order],
-            np.append(starts, len(pairs)).astype(np.int32),
-            *(np.array([part[e].matrix.address for e in experts], np.int64) for part in self.parts),
-        )
-
-    def out(self):
-        return torch.full((*self.choice.shape, self.d_model), torch.nan, device="cuda")
-
-    def run(self, kernels, exact, *batches):
-        out = self.out()
-        for pairs in batches:
-            kernels.experts(self.x, self.batch(pairs), out, exact)
-        return out
-
-    def pairs(self):
-        return np.arange(self.choice.size)
-
-    def addresses(self):
-        rows = [[part[e].matrix.address for e in self.choice.reshape(-1)] for part in self.parts]
-        return torch.tensor(rows, dtype=torch.int64, device="cuda")
-
-    def expected(self):
-        out = torch.empty(*self.choice.shape, self.d_model, dtype=torch.float64)
-        for token, rank in np.ndindex(*self.choice.shape):
-            weights = (part[self.choice[token, rank]].dense for part in self.parts)
-            x = self.x[token : token + 1].cpu().double()
-            out[token, rank] = reference.swiglu(x, *weights)[0]
-        return out
-
-
-class TestExperts:
-    @pytest.mark.parametrize(
-        "types",
-        [
-            ("IQ2_XXS", "IQ2_XXS", "Q2_K"),
-            ("Q4_K", "Q8_0", "IQ4_NL"),
-            ("MXFP4", "F16", "Q6_K"),
-            ("F32", "IQ1_M", "F32"),
-            ("IQ3_S", "IQ2_S", "Q5_K"),
-        ],
-    )
-    @pytest.mark.parametrize("tokens", [1, TOKENS, 40])
-    def test_experts_are_within_tolerance(self, kernels, upload, types, tokens):
-        layer = Layer(upload, *types, tokens=tokens)
-        expected = layer.expected()
-        result = layer.run(kernels, False, layer.pairs())
-        assert relative_error(result, expected) < INT8_SWIGLU_TOLERANCE
-        result = layer.run(kernels, True, layer.pairs())
-        assert relative_error(result, expected) < EXACT_TOLERANCE
-
-    @pytest.mark.parametrize("name", CODED_FORMATS)
-    @pytest.mark.parametrize("tokens", [20, 180])
-    def test_experts_of_many_tokens_are_within_tolerance(self, kernels, upload, name, tokens):
-        """180 tokens: more than one tile an expert."""
-        layer = Layer(upload, name, name, name, tokens)
-        assert tokens * TOP_K >= cuda_experts.GROUPED_PAIRS * EXPERTS
-        result = layer.run(kernels, False, layer.pairs())
-        assert relative_error(result, layer.expected()) < INT8_SWIGLU_TOLERANCE
-
-    @pytest.mark.parametrize("name", ["Q8_0", "Q5_1", "MXFP4"])
-    @pytest.mark.parametrize("widths", [(544, 96), (32, 32), (288, 352)])
-    def test_odd_widths_and_many_tokens(self, kernels, upload, name, widths):
-        layer = Layer(upload, name, name, name, 30, widths)
-        result = layer.run(kernels, False, layer.pairs())
-        assert relative_error(result, layer.expected()) < INT8_SWIGLU_TOLERANCE
-
-    def test_many_tokens_are_those_tile_by_tile(self, kernels, upload, monkeypatch):
-        """But for the order of sums."""
-        layer = Layer(upload, "IQ2_XXS", "IQ2_XXS", "Q2_K", 60)
-        grouped = layer.run(kernels, False, layer.pairs())
-        monkeypatch.setattr(cuda_experts, "GROUPED_PAIRS", 10**9)
-        tiled = layer.run(kernels, False, layer.pairs())
-        assert relative_error(grouped, tiled.cpu().double()) < 1e-3
-        assert not torch.equal(grouped, tiled)  # it was another kernel
-
-    def test_bits_of_many_tokens_do_not_depend_on_waves(self, kernels, upload):
-        layer = Layer(upload, "IQ2_XXS", "IQ2_XXS", "Q2_K", 60)
-        together = layer.run(kernels, False, layer.pairs())
-        experts = layer.choice.reshape(-1)
-        waves = (np.flatnonzero(experts >= EXPERTS // 2), np.flatnonzero(experts < EXPERTS // 2))
-        assert torch.equal(layer.run(kernels, False, *waves), together)
-
-    def test_dequantised_experts_are_within_tolerance(self, kernels, upload, monkeypatch):
-        monkeypatch.setattr(cuda_experts, "DENSE_PAIRS", 4)
-        layer = Layer(upload, "MXFP4", "Q4_K", "IQ1_M", tokens=20)
-        expected = layer.expected()
-        assert relative_error(layer.run(kernels, False, layer.pairs()), expected) < DENSE_TOLERANCE
-        expert = layer.choice[13, 1]
-        block = kernels.swiglu(layer.x, *(part[expert].matrix for part in layer.parts))
-        assert relative_error(block[13], expected[13, 1]) < DENSE_TOLERANCE
-
-    @pytest.mark.parametrize("exact", [False, True])
-    def test_bits_depend_on_neither_grouping_nor_entry(self, kernels, upload, exact):
-        layer = Layer(upload)
-        together = layer.run(kernels, exact, layer.pairs())
-        shuffled = np.random.default_rng(6).permutation(layer.pairs())
-        for batches in (np.split(shuffled, [4, 5, 16]), layer.pairs()[:, None]):
-            assert torch.equal(layer.run(kernels, exact, *batches), together)
-        by_address = layer.out()
-        kernels.experts_at(layer.x, layer.format, layer.addresses(), by_address, exact)
-        assert torch.equal(by_address, together)
-
-    def test_only_the_rows_of_the_batch_are_written(self, kernels, upload):
-        out = Layer(upload).run(kernels, False, np.array([4, 7]), np.array([], int))
-        written = ~out.isnan().any(-1).reshape(-1)
-        assert written.nonzero().flatten().tolist() == [4, 7]
-        assert out.view(-1, D_MODEL)[~written].isnan().all()
-
-    def test_pairs_without_addresses_are_left_out(self, kernels, upload):
-        layer = Layer(upload)
-        addresses, out = layer.addresses(), layer.out()
-        late = addresses.clone()
-        addresses[:, ::2] = 0
-        late[:, 1::2] = 0
-        kernels.experts_at(layer.x, layer.format, addresses, out)
-        assert out.view(-1, D_MODEL)[::2].isnan().all()
-        kernels.experts_at(layer.x, layer.format, late, out)
-        assert torch.equal(out, layer.run(kernels, False, layer.pairs()))
-
-    @pytest.mark.parametrize("exact", [False, True])
-    def test_swiglu_is_one_expert_for_all_tokens(self, kernels, upload, exact):
-        layer = Layer(upload, tokens=20)
-        together = layer.run(kernels, exact, layer.pairs())
-        expert = layer.choice[13, 1]
-        block = kernels.swiglu(layer.x, *(part[expert].matrix for part in layer.parts), exact=exact)
-        assert torch.equal(block[13], together[13, 1])
-
-    def test_wide_resident_block(self, kernels, upload):
-        parts = [upload("Q8_0", *shape) for shape in ((2816, 512), (2816, 512), (512, 2816))]
-        x = inputs(130, 512)
-        expected = reference.swiglu(x.cpu().double(), *(part.dense for part in parts))
-        for count in (3, 130):
-            result = kernels.swiglu(x[:count], *(part.matrix for part in parts))
-            assert relative_error(result, expected[:count]) < INT8_SWIGLU_TOLERANCE
-
-
-def test_inputs_quantised_before_give_the_same_bits(kernels, upload):
-    layer = Layer(upload)
-    group = kernels.group([upload("Q8_0", 96, D_MODEL).matrix])
-    router = kernels.group([upload("F32", 32, D_MODEL).matrix])
-    block = [part[0].matrix for part in layer.parts]
-    out, again = layer.out(), layer.out()
-    expected = (*kernels.linear(layer.x, group), kernels.swiglu(layer.x, *block))
-    kernels.linear(inputs(TOKENS, D_MODEL, seed=8), group)
-    kernels.experts_at(layer.x, layer.format, layer.addresses(), out)
-    kernels.linear(inputs(TOKENS, D_MODEL, seed=8), router, exact=True)
-    results = (
-        *kernels.linear(layer.x, group, quantised=True),
-        kernels.swiglu(layer.x, *block, quantised=True),
-    )
-    kernels.experts_at(layer.x, layer.format, layer.addresses(), again, quantised=True)
-    for result, same in zip((*results, again), (*expected, out), strict=True):
-        assert torch.equal(result, same)
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -147,6 +147,32 @@ def test_ctrl_c_before_the_memory_is_noted_leaves_nothing_attached(host, monkeyp
     assert len(host.rows) == host.experts.n_layers
 
 
+def test_what_is_left_of_a_detach_that_was_broken_off_goes_with_the_next_attach(host, monkeypatch):
+    before = descriptor_count()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host._connection._channels, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            host.detach()
+    assert not host.attached
+    host.attach()
+    assert comes_back_to(before)
+    assert len(host.stats()["clients"]) == 1
+
+
+def test_memory_that_this_process_has_given_up_is_free(monkeypatch):
+    """torch keeps it until it is told."""
+    free = {"bytes": 1}
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.update(bytes=7))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free["bytes"], 9))
+    device = CudaUploadDevice.__new__(CudaUploadDevice)  # without a driver
+    device._device = torch.device("cuda:0")
+    assert device.free_bytes() == 7
+
+
 @pytest.mark.parametrize(("count", "remedy"), [(1, "give cuda:0, or"), (3, "cuda:0 to cuda:2")])
 def test_a_gpu_that_is_not_there_is_told(monkeypatch, count, remedy):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
