@@ -117,8 +117,10 @@ class Connection:
             self._connect()
             self._unix.sendall(encode(Attach(os.getpid(), self._shards, self._tier)))
             frame, descriptors, _, _ = socket.recv_fds(
-                self._unix, MAX_MESSAGE_BYTES, MAX_ATTACHED_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                self._unix, MAX_MESSAGE_BYTES, MAX_ATTACHED_DESCRIPTORS
             )
+            for fd in descriptors:  # Python 3.11 takes no heed of flags given to recv_fds
+                os.set_inheritable(fd, False)
         except OSError as error:
             raise self.lost(f"it cannot be reached: {error}") from error
         if not frame:

@@ -42,4 +42,5 @@ class UploadDevice(Protocol):
     def pin(self, address: int, size_bytes: int) -> bool:
         """Lock host memory that is mapped for reading only; False where the driver refuses."""
 
-    def unpin(self, address: int) -> None: ...
+    def unpin(self, address: int) -> None:
+        """What `pin` has locked from that address on; GpuError where it has not."""

@@ -147,6 +147,10 @@ def test_ctrl_c_before_the_memory_is_noted_leaves_nothing_attached(host, monkeyp
     assert len(host.rows) == host.experts.n_layers
 
 
+def test_what_the_daemon_has_handed_over_is_not_our_children_s(host):
+    assert not os.get_inheritable(host._connection._doorbell)
+
+
 def test_what_is_left_of_a_detach_that_was_broken_off_goes_with_the_next_attach(host, monkeypatch):
     before = descriptor_count()
 
