@@ -3,8 +3,8 @@
     python tools/check_cuda.py --oracle DIR [--synthetic-layers 16] [--out report.json]
 
 Stages: tests marked gpu; the daemon's GPU tier between processes; kernels by type (bench_cuda.py);
-whole models through daemon and client. DIR holds hy3-*.gguf with hy3.npz and hy3-quant-logits.npz,
-and perhaps the same of glm.
+whole models through daemon and client; tokens and prompts as on a consumer's machine; the fault
+campaign. DIR holds hy3-*.gguf with hy3.npz and hy3-quant-logits.npz, and perhaps the same of glm.
 A stage that fails is reported, and the others still run; the exit code tells.
 """
 
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def main() -> int:
     parser.add_argument("--oracle", type=Path)
     parser.add_argument("--synthetic-layers", type=int, default=16)
     parser.add_argument(
-        "--stages", default="tests,tier,kernels,oracles,mtp,demo,synthetic,vram,consumer"
+        "--stages",
+        default="tests,tier,kernels,oracles,mtp,demo,synthetic,vram,consumer,prompts,campaign",
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -49,6 +51,8 @@ def main() -> int:
         "synthetic": lambda: bench_synthetic(arguments.synthetic_layers),
         "vram": lambda: check_vram(arguments.synthetic_layers),
         "consumer": lambda: bench_consumer(arguments.synthetic_layers),
+        "prompts": lambda: bench_prompts(arguments.synthetic_layers),
+        "campaign": lambda: _python("tools/campaign.py", "--device", "cuda", "--minutes", "2"),
     }
     report: dict[str, Any] = {}
     for name in arguments.stages.split(","):
@@ -169,15 +173,38 @@ class _DeviceMemory:
 
 def bench_consumer(n_layers: int) -> str:
     """Streaming as on a consumer's machine: its shares of the model, and its disk and bus."""
+    arms = ("--arms", "off,auto,off+lane,oracle", "--warmup", "160", "--tokens", "96")
+    with _in_memory(n_layers, "hy3") as path:
+        return _python("tools/bench_stream.py", *_as_consumer(path, n_layers), *arms)
+
+
+def bench_prompts(n_layers: int) -> dict[str, str]:
+    """Prompts there, of both families; half as many layers of the wider one."""
+    tables = {}
+    for family, layers in (("hy3", n_layers), ("glm", n_layers // 2)):
+        with _in_memory(layers, family) as path:
+            words = _as_consumer(path, n_layers)
+            tables[family] = _python("tools/bench_prefill.py", *words, "--count", "1")
+    return tables
+
+
+@contextmanager
+def _in_memory(n_layers: int, family: str) -> Iterator[Path]:
+    """A model of real widths that no disk slows down."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        path = Path(directory, "hy3.gguf")
-        _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
-        share = (n_layers - 1) / 79  # of Hy3's layers with experts
-        budgets = ("--gpu-cache", f"{5.3 * share:.2f}G", "--host-cache", f"{24 * share:.2f}G")
-        paces = ("--io", "paced:7GB/s:pread", "--upload-pace", "13GB/s")
-        counts = ("--warmup", "96", "--tokens", "128")
-        where = ("--model", str(path), "--device", "cuda:0")
-        return _python("tools/bench_stream.py", *where, *budgets, *paces, *counts)
+        path = Path(directory, f"{family}.gguf")
+        counts = ("--layers", str(n_layers), "--family", family)
+        _python("tools/make_synthetic.py", "--out", str(path), *counts)
+        yield path
+
+
+def _as_consumer(path: Path, n_layers: int) -> tuple[str, ...]:
+    share = (n_layers - 1) / 79  # of Hy3's layers with experts
+    return (
+        *("--model", str(path), "--device", "cuda:0"),
+        *("--gpu-cache", f"{5.3 * share:.2f}G", "--host-cache", f"{24 * share:.2f}G"),
+        *("--io", "paced:7GB/s:pread", "--upload-pace", "13GB/s"),
+    )
 
 
 def bench_synthetic(n_layers: int) -> dict[str, Any]:
