@@ -112,7 +112,7 @@ class ChatConfig(DraftConfig):
     min_p: float = option(0.0, "leave out those below P times the likeliest", parse=_probability)
     seed: int | None = option(None, "for the same draws again", parse=parse_count, metavar="N")
     max_tokens: int = option(
-        0, "longest answer (default: what the context holds)", parse=parse_count, metavar="N"
+        0, "longest answer; 0: what the context holds (default)", parse=parse_count, metavar="N"
     )
     kv_sessions: KvLimits = option(
         KvLimits(),

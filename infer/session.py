@@ -102,8 +102,9 @@ class Session:
         words = self._daemon_options().arguments()
         ignored = [word for word in words if word.startswith("--") and word not in heard]
         if ignored:
+            verb = "changes" if len(ignored) == 1 else "change"
             print(
-                f"infer: {name!r} runs already: {' '.join(ignored)} change nothing",
+                f"infer: {name!r} runs already: {' '.join(ignored)} {verb} nothing",
                 file=sys.stderr,
             )
 

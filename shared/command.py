@@ -1,14 +1,18 @@
 """How a command of ours ends: a short message and a code; no traceback for the world's faults."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
 
-from shared.errors import StreamError
+from shared.errors import StreamError, cause_of
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+# Of writes alone, to what has no name any more once it is open: standard output, a file of a line
+# each time.
+_OUTPUT_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def run_command(program: str, command: Callable[[], int | None]) -> int:
@@ -30,8 +34,16 @@ def run_command(program: str, command: Callable[[], int | None]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _drop_output()
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"{program}: {_fault(error)}", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _fault(error: OSError) -> str:
+    if error.filename is not None:
+        return f"{error.filename}: {cause_of(error)}"
+    if error.errno in _OUTPUT_FAULTS:
+        return f"the output cannot be written: {cause_of(error)}"
+    return cause_of(error)
 
 
 def _drop_output() -> None:

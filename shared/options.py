@@ -117,7 +117,7 @@ def build(config_class: type[_Config], layers: Iterable[tuple[str, Mapping[str, 
         for key, value in layer.items():
             name = key.replace("-", "_")
             if name not in fields:
-                known = ", ".join(sorted(fields))
+                known = ", ".join(sorted(name.replace("_", "-") for name in fields))
                 raise ConfigError(f"{source}: unknown option {key!r}", f"known are: {known}")
             values[name] = _parse(source, name, value, fields[name].metadata)
     return config_class(**values)

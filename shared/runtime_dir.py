@@ -19,12 +19,19 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError, DaemonBusy, DaemonNotRunning
-from shared.socket_group import is_open_to_us, open_to_group, share
+from shared.socket_group import (
+    close_left_open,
+    close_to_group,
+    is_locked,
+    is_open_to_us,
+    open_to_group,
+    share,
+)
 
 # struct sockaddr_un has 108 bytes for the path, the last one is the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
@@ -125,6 +132,8 @@ class Endpoints:
         directory = runtime_dir()
         if gid is not None:
             open_to_group(directory, gid, is_in_use=bool(_records_in(directory)))
+        else:
+            close_left_open(directory)
         return cls._checked(directory, name, gid)
 
     @classmethod
@@ -175,14 +184,15 @@ class Endpoints:
 def claim(endpoints: Endpoints, record: DaemonRecord) -> Iterator[None]:
     """Hold the name while the block runs; remove lock and sockets after it.
 
-    Raises DaemonBusy when a living daemon has the name. A dead one's leftovers are taken over: the
-    kernel released its lock.
+    DaemonBusy when a living daemon has the name. A dead one's leftovers are taken over.
     """
     fd = _lock(endpoints)
     try:
         for leftover in (endpoints.zmq_path, endpoints.unix_path):
             leftover.unlink(missing_ok=True)
         share(fd, 0o640, endpoints.gid)  # of whatever mode a leftover was
+        if endpoints.gid is not None:  # another daemon that ended may just have closed it
+            share(endpoints.directory, 0o750, endpoints.gid)
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(asdict(record)).encode(), 0)
         yield
@@ -190,6 +200,8 @@ def claim(endpoints: Endpoints, record: DaemonRecord) -> Iterator[None]:
         for path in (endpoints.zmq_path, endpoints.unix_path, endpoints.lock_path):
             path.unlink(missing_ok=True)
         os.close(fd)
+        if endpoints.gid is not None:
+            close_to_group(endpoints.directory)
 
 
 def _lock(endpoints: Endpoints) -> int:
@@ -237,25 +249,16 @@ def running_daemons() -> list[DaemonRecord]:
 
 
 def _records_in(directory: Path) -> list[DaemonRecord]:
-    records = (_read_record(path) for path in sorted(directory.glob("*.lock")))
+    records = map(_read_record, sorted(directory.glob("*.lock")))
     return [record for record in records if record is not None]
 
 
 def _read_record(path: Path) -> DaemonRecord | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        try:
-            return DaemonRecord(**json.loads(os.pread(fd, 1 << 16, 0)))
-        except (ValueError, TypeError):
-            return None  # it is just being written
-    finally:
-        os.close(fd)
-    return None  # nobody holds the lock: a dead daemon's leftover
+    # It may be gone, not ours to read, or just being written.
+    with suppress(OSError, ValueError, TypeError), path.open("rb") as file:
+        if is_locked(file.fileno()):
+            return DaemonRecord(**json.loads(file.read(1 << 16)))
+    return None  # a dead daemon's leftover too
 
 
 def find_daemon(name: str | None, model: Path | None, remedy: str = START_ONE) -> DaemonRecord:

@@ -5,12 +5,15 @@
     <name>.zmq, .sock    0660    they may connect; the daemon asks the kernel who they are
                                  (streamd/peers.py)
 
-All of the group, and without the bits in the middle where there is none.
+All of the group, and without the bits in the middle where there is none. The last daemon with a
+group that ends closes the directory again; after one that was killed, the next without a group.
 """
 
+import fcntl
 import grp
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -66,6 +69,45 @@ def open_to_group(directory: Path, gid: int, is_in_use: bool) -> None:
                 OTHER_DIRECTORY,
             )
     share(directory, 0o750, gid)
+
+
+def close_to_group(directory: Path) -> None:
+    """Make it ours alone again, unless a daemon that lives lets a group in."""
+    shared_locks = [path for path in directory.glob("*.lock") if _is_shared(path)]
+    if not any(_is_held(path) for path in shared_locks):
+        with suppress(FileNotFoundError):
+            os.chown(directory, -1, os.getegid())
+            os.chmod(directory, 0o700)
+
+
+def close_left_open(directory: Path) -> None:
+    """Do so if a daemon with a group was killed here, which could not; its lock file is left."""
+    if any(_is_shared(path) and not _is_held(path) for path in directory.glob("*.lock")):
+        close_to_group(directory)
+
+
+def _is_shared(lock_path: Path) -> bool:
+    try:
+        return stat.S_IMODE(lock_path.stat().st_mode) == 0o640
+    except FileNotFoundError:  # its daemon has just ended
+        return False
+
+
+def _is_held(lock_path: Path) -> bool:
+    try:
+        with lock_path.open("rb") as file:
+            return is_locked(file.fileno())
+    except FileNotFoundError:
+        return False
+
+
+def is_locked(fd: int) -> bool:
+    """Whether the daemon whose lock file that is lives; the kernel releases a dead one's lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def is_open_to_us(directory: Path) -> bool:

@@ -12,13 +12,16 @@ from shared.wire import Message, Refused, Stats, StatsRequest, decode, encode
 ANSWER_DEADLINE_MS = 5000
 EXIT_DEADLINE_S = 10.0
 POLL_PAUSE_S = 0.02
+# How often somebody who waits for an answer looks whether the daemon still lives.
+LIFE_PAUSE_S = 0.25
 
 
 def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> Message:
-    """The daemon's answer; raises its refusal, or DaemonLost when none comes in time."""
+    """The daemon's answer; raises its refusal, or DaemonLost when it has ended or is too late."""
     deadline_s = time.monotonic() + deadline_ms / 1000
     while not Endpoints.find(name).zmq_path.exists():
         # It has its name before it has its sockets: it loads the model in between.
+        check_alive(name)
         if time.monotonic() > deadline_s:
             raise DaemonLost(
                 f"the daemon {name!r} is still loading its model", "try again in a moment"
@@ -28,15 +31,24 @@ def ask(name: str, question: Message, deadline_ms: int = ANSWER_DEADLINE_MS) -> 
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(Endpoints.find(name).zmq_url)
         socket.send(encode(question))
-        if not socket.poll(deadline_ms):
-            raise DaemonLost(
-                f"the daemon {name!r} has not answered for {deadline_ms / 1000:g} s",
-                "see its log; kill it if it hangs",
-            )
+        deadline_s = time.monotonic() + deadline_ms / 1000
+        while not socket.poll(min(deadline_ms, round(1000 * LIFE_PAUSE_S))):
+            check_alive(name)
+            if time.monotonic() > deadline_s:
+                raise DaemonLost(
+                    f"the daemon {name!r} has not answered for {deadline_ms / 1000:g} s",
+                    "see its log; kill it if it hangs",
+                )
         answer = decode(socket.recv())
     if isinstance(answer, Refused):
         raise answer.error()
     return answer
+
+
+def check_alive(name: str) -> None:
+    """DaemonLost unless a daemon of that name runs."""
+    if all(record.name != name for record in running_daemons()):
+        raise DaemonLost(f"the daemon {name!r} has ended", "see its log if nobody stopped it")
 
 
 def ask_stats(

@@ -102,10 +102,11 @@ def _add_service_commands(commands: "argparse._SubParsersAction[argparse.Argumen
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("give 0.1 to 3600 seconds")
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if 0.1 <= value <= 3600:
+            return value
+    raise argparse.ArgumentTypeError(f"it cannot be {text!r}, give 0.1 to 3600 seconds")
 
 
 # Imports are made where they are used: `stop` and `--help` need neither numpy nor zmq.

@@ -54,6 +54,20 @@ class Identity:
     arithmetic: list[Any]
     template: str
 
+    def difference(self, other: "Identity") -> tuple[str, str]:
+        """How a cache of `other` was made, unlike one of this; and what to do to use it."""
+        if self.model != other.model:
+            return "with another model file, or before this one was replaced", "open that model"
+        if self.arithmetic[1:] != other.arithmetic[1:]:
+            word = "with" if other.arithmetic[1] else "without"
+            return f"{word} --exact", f"start again {word} --exact"
+        if self.arithmetic != other.arithmetic:
+            device = other.arithmetic[0]
+            return f"on the device {device}", f"start again with --device {device}"
+        if self.template != other.template:
+            return "with another chat template", "start again with the one that it was saved with"
+        return "with another layout of the KV cache", "start again with the options of that time"
+
     @property
     def digest(self) -> str:
         packed: bytes = msgpack.packb(asdict(self))

@@ -24,10 +24,13 @@ def parse_kv_sessions(text: str) -> KvLimits:
     """'off', a number of conversations, or their size together such as 2G."""
     if text == "off":
         return KvLimits(0, 0)
-    if not text.isdecimal():
-        return KvLimits(MAX_SESSION_COUNT, parse_size(text))
-    if int(text) > MAX_SESSION_COUNT:
-        raise ValueError(
-            f"give off, up to {MAX_SESSION_COUNT} conversations, or a size with its unit such as 2G"
-        )
-    return KvLimits(session_count=int(text))
+    try:
+        if not text.isdecimal():
+            return KvLimits(MAX_SESSION_COUNT, parse_size(text))
+        if int(text) <= MAX_SESSION_COUNT:
+            return KvLimits(session_count=int(text))
+    except ValueError:  # it speaks of sizes alone
+        pass
+    raise ValueError(
+        f"give off, up to {MAX_SESSION_COUNT} conversations, or a size with its unit such as 2G"
+    )

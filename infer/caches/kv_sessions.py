@@ -19,7 +19,7 @@ from typing import Any
 
 from infer.caches.kv_file import SUFFIX, Head, Identity, KvFile, Planes, token_bytes, write
 from infer.caches.kv_limits import KvLimits
-from shared.errors import ConfigError, RequestError, StreamError
+from shared.errors import ConfigError, RequestError, StreamError, cause_of
 from shared.sizes import size_text
 from shared.user_files import state_dir
 
@@ -115,7 +115,8 @@ class KvSessions:
         if not _NAME.fullmatch(name):
             raise RequestError(
                 f"{name!r} cannot be a session's name",
-                "use up to 64 letters, digits, dots, dashes and underscores",
+                "use up to 64 letters, digits, dots, dashes and underscores, a letter or digit"
+                " first",
             )
         if not ids:
             raise RequestError("there is nothing to save yet", "say something first")
@@ -139,9 +140,7 @@ class KvSessions:
                 raise FileNotFoundError
             file = self._open(path)
         except FileNotFoundError:
-            raise RequestError(
-                f"there is no session {name!r} of this model", self._known()
-            ) from None
+            raise self._missing(name) from None
         except OSError as error:
             raise RequestError(
                 f"{path} cannot be read: {_reason(error)}", "see its permissions"
@@ -160,6 +159,18 @@ class KvSessions:
         if file.path.parent == self._saved:
             return f"saved as {file.path.stem}"
         return "the latest conversation, kept without a name"
+
+    def _missing(self, name: str) -> RequestError:
+        """Tells of a session of that name that is another identity's."""
+        if _NAME.fullmatch(name):
+            for path in _files(*self._root.glob("*/saved")):
+                head = self._foreign_head(path) if path.stem == name else None
+                if head is not None:
+                    how, remedy = self._identity.difference(head.identity)
+                    return RequestError(
+                        f"the session {name!r} was saved {how}: it cannot be used here", remedy
+                    )
+        return RequestError(f"there is no session {name!r} of this model", self._known())
 
     def _known(self) -> str:
         return f"there are: {', '.join(self.names) or 'none'}; /save NAME makes one"
@@ -181,6 +192,14 @@ class KvSessions:
                     "it is in the wrong place: delete it",
                 )
         return file
+
+    def _foreign_head(self, path: Path) -> Head | None:
+        """Whoever's it is; None where it cannot be read."""
+        try:
+            with KvFile(path) as file:
+                return file.head
+        except (OSError, RequestError):
+            return None
 
     def _head(self, path: Path) -> Head | None:
         """None, with a word, for what is not sound."""
@@ -261,4 +280,4 @@ def _make_private(directory: Path) -> None:
 
 def _reason(error: OSError | StreamError) -> str:
     """In one line, without the remedy."""
-    return error.message if isinstance(error, StreamError) else str(error)
+    return error.message if isinstance(error, StreamError) else cause_of(error)

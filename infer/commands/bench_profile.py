@@ -43,7 +43,7 @@ def profile_lines(profile: dict[str, Any]) -> list[str]:
     """A table for people: milliseconds of the whole prompt, and of a token."""
     prefill, decode = profile["prefill"], profile["decode"]
     names = list(decode["parts_s"] | prefill["parts_s"])
-    lines = [f"{'by part':20}{'ms a token':>12}{'':6}{'ms a prompt':>14}"]
+    lines = [f"{'by part':20}{'ms a token':>12}{'':8}{'ms a prompt':>14}"]
     for name in [*names, "sum of parts", "wall clock"]:
         cells = [
             _cell(name, phase, count) for phase, count in ((decode, decode["tokens"]), (prefill, 1))
@@ -56,4 +56,4 @@ def _cell(name: str, phase: dict[str, Any], count: int) -> str:
     parts_s, wall_s = phase["parts_s"], phase["wall_s"]
     totals = {"sum of parts": sum(parts_s.values()), "wall clock": wall_s}
     spent_s = totals.get(name, parts_s.get(name, 0.0))
-    return f"{1e3 * spent_s / count:12.3f}{100 * spent_s / wall_s:5.1f}%"
+    return f"{1e3 * spent_s / count:12.3f}{100 * spent_s / wall_s:7.1f}%"

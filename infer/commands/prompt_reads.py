@@ -37,8 +37,10 @@ class PromptReads:
         return {**vars(self), "reads_per_expert": self.reads_per_expert}
 
     def describe(self) -> str:
+        """A row of `infer bench`: the number ends where those of the rows above do."""
+        number, noun = counted(self.slabs, "slab").split()
         return (
-            f"{counted(self.slabs, 'slab')} read for {counted(self.experts, 'expert')} touched in"
+            f"{number:>9} {noun} read for {counted(self.experts, 'expert')} touched in"
             f" {counted(self.chunks, 'chunk')}: {self.reads_per_expert:.2f} for each"
         )
 

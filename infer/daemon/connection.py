@@ -11,7 +11,14 @@ import zmq
 
 from infer.daemon.gpu_mapping import map_gpu_tier
 from infer.daemon.mapping import Mapping, map_host_tier, map_memory
-from shared.errors import DaemonBusy, DaemonLost, ModelChanged, PlanError, ProtocolMismatch
+from shared.errors import (
+    DaemonBusy,
+    DaemonLost,
+    ModelChanged,
+    PlanError,
+    ProtocolMismatch,
+    cause_of,
+)
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints, running_daemons
@@ -122,7 +129,7 @@ class Connection:
             for fd in descriptors:  # Python 3.11 takes no heed of flags given to recv_fds
                 os.set_inheritable(fd, False)
         except OSError as error:
-            raise self.lost(f"it cannot be reached: {error}") from error
+            raise self.lost(f"it cannot be reached: {cause_of(error)}") from error
         if not frame:
             raise self.lost("it hung up")
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError
-from streamd.ask import ask_stats
+from streamd.ask import LIFE_PAUSE_S, ask_stats, check_alive
 from streamd.monitoring.stats_history import History, value_at
 from streamd.monitoring.stats_line import render_line
 
@@ -50,7 +50,9 @@ def _answers(name: str, pause_s: float) -> Iterator[History]:
         due_s = time.monotonic() + pause_s
         history.add(ask_stats(name, watching=True))
         yield history
-        time.sleep(max(0.0, due_s - time.monotonic()))
+        while (left_s := due_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, LIFE_PAUSE_S))
+            check_alive(name)
 
 
 def line_values(history: History) -> dict[str, Any]:

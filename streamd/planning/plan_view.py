@@ -96,11 +96,17 @@ def _model_lines(plan: ModelPlan) -> Iterator[str]:
     )
 
 
+def _no_gpu_text(plan: ModelPlan) -> str:
+    if plan.config.wants_gpu is False:
+        return "none are wanted (--device cpu, or --gpu-cache 0)"
+    return "this machine has no GPU that can hold any"
+
+
 def _gpu_lines(plan: ModelPlan) -> Iterator[str]:
     gpu = plan.gpu
     if gpu is None:
         yield "GPU"
-        yield f"  no slots there: {plan.gpu_refusal or 'there is none, or none is wanted'}"
+        yield f"  no slots there: {plan.gpu_refusal or _no_gpu_text(plan)}"
         return
     room_bytes = gpu.free_bytes + DAEMON_CONTEXT_BYTES
     yield f"GPU ({plan.gpu_name}): {size_text(room_bytes)} can be had"

@@ -166,6 +166,13 @@ def test_a_table_without_watching_is_refused(module_place, tmp_path):
     assert "--watch" in done.stderr
 
 
+@pytest.mark.parametrize("pause", ["foo", "0", "nan"])
+def test_a_pause_that_is_none_is_refused(module_place, pause):
+    done = module_place.run("streamd", "stats", "--watch", pause)
+    assert done.returncode == 2
+    assert f"--watch: it cannot be '{pause}', give 0.1 to 3600 seconds" in done.stderr
+
+
 def test_a_pipe_gets_plain_lines(module_place, daemon):
     process = module_place.start("streamd", "stats", "--watch", "0.1")
     lines = [process.stdout.readline() for _ in range(2)]

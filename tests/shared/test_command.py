@@ -1,5 +1,6 @@
 """How a command ends: its code, a short message, no traceback for the world's faults."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -67,3 +68,20 @@ def test_a_reader_that_has_gone_is_no_traceback(output):
         process.stdin.close()
         assert process.stderr.read() == b""
         assert process.wait(30) == EXIT_BROKEN_PIPE
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "the output cannot be written: No space",
+        ),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/a.gguf"), "/a.gguf: No such file"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+    ],
+)
+def test_an_error_of_the_system_says_of_what_without_its_number(error, told, monkeypatch, capsys):
+    monkeypatch.setattr("shared.command._drop_output", lambda: None)
+    assert run_command("infer", raising(error)) == EXIT_FAILED
+    assert capsys.readouterr().err.startswith(f"infer: {told}")

@@ -79,7 +79,7 @@ def test_keys_of_a_file_have_dashes_or_underscores(key):
 def test_an_unknown_key_is_refused_and_the_known_ones_named():
     with pytest.raises(ConfigError, match="my file: unknown option 'cahce-size'") as refusal:
         build(Config, [("my file", {"cahce-size": 1})])
-    assert refusal.value.remedy == "known are: cache_size, colour, label, light, loud"
+    assert refusal.value.remedy == "known are: cache-size, colour, label, light, loud"
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,41 @@ def test_without_a_group_it_is_for_the_user_alone(directory):
         assert mode_of(endpoints.lock_path) == 0o600
 
 
+@only_root
+def test_the_last_daemon_with_a_group_closes_the_directory(directory):
+    one, two = Endpoints.of("one", GROUP), Endpoints.of("two", GROUP)
+    with claim(Endpoints.of("alone"), record("alone")):
+        with claim(one, record("one")):
+            with claim(two, record("two")):
+                pass
+            assert (mode_of(directory), directory.stat().st_gid) == (0o750, GROUP)
+        assert (mode_of(directory), directory.stat().st_gid) == (0o700, os.getegid())
+        with claim(two, record("two")):
+            assert mode_of(directory) == 0o750, "closed since it was looked at"
+
+
+@only_root
+def test_after_one_that_was_killed_the_next_without_a_group_closes_it(directory):
+    killed = Endpoints.of("killed", GROUP)
+    killed.lock_path.touch()
+    share(killed.lock_path, 0o640, GROUP)
+    with claim(Endpoints.of("one", GROUP), record("one")):
+        Endpoints.of("two")
+        assert mode_of(directory) == 0o750, "one lives"
+        directory_of_one = directory.stat().st_gid
+    assert directory_of_one == GROUP
+    directory.chmod(0o750)
+    Endpoints.of("two")
+    assert (mode_of(directory), directory.stat().st_gid) == (0o700, os.getegid())
+
+
+def test_a_directory_that_no_daemon_has_opened_stays_as_it_is(directory):
+    directory.mkdir()
+    directory.chmod(0o750)
+    with claim(Endpoints.of("one"), record("one")):
+        assert mode_of(directory) == 0o750
+
+
 def test_a_user_who_is_no_member(directory, monkeypatch):
     def chown(target, uid, gid):
         raise PermissionError

@@ -32,5 +32,5 @@ def test_closed_streams_change_nothing_else(redirection):
 def test_a_full_disk_is_said_in_a_line():
     done = _run(">/dev/full")
     assert done.returncode == 1
-    assert done.stderr.startswith("p: [Errno 28]")
+    assert done.stderr.startswith("p: the output cannot be written: No space")
     assert "Traceback" not in done.stderr

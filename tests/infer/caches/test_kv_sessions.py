@@ -195,11 +195,35 @@ def test_save_and_find_by_name(shelf):
         with pytest.raises(RequestError, match="there is no session") as refusal:
             sessions.find(name, CONTEXT)
         assert "trip" in refusal.value.remedy
-    for name in ("", "a/b", ".hidden", "x" * 65):
-        with pytest.raises(RequestError, match="cannot be a session's name"):
+    for name in ("", "a/b", ".hidden", "-x", "x" * 65):
+        with pytest.raises(RequestError, match="cannot be a session's name") as refusal:
             sessions.save(name, [1], {}, _planes(0))
+        assert "a letter or digit first" in refusal.value.remedy
     with pytest.raises(RequestError, match="nothing to save"):
         sessions.save("empty", [], {}, _planes(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "how", "remedy"),
+    [
+        ({"arithmetic": ["cpu", False]}, "without --exact", "start again without --exact"),
+        ({"arithmetic": ["cuda", True]}, "on the device cuda", "--device cuda"),
+        ({"template": "u"}, "with another chat template", "the one that it was saved with"),
+        ({"model": [[1, 2, 4]]}, "with another model file", "open that model"),
+        ({"planes": []}, "with another layout of the KV cache", "options"),
+    ],
+)
+def test_a_session_that_does_not_fit_is_not_denied(change, how, remedy, shelf):
+    theirs = dataclasses.replace(IDENTITY, **change)
+    shelf.open(identity=theirs).save("planet", [1, 2], {}, _planes(1))
+    with pytest.raises(RequestError, match=f"'planet' was saved {how}") as refusal:
+        shelf.open().find("planet", CONTEXT)
+    assert remedy in refusal.value.remedy
+    with pytest.raises(RequestError, match="there is no session 'moon'"):
+        shelf.open().find("moon", CONTEXT)
+    shelf.files("saved")[0].write_bytes(b"half")
+    with pytest.raises(RequestError, match="there is no session 'planet'"):
+        shelf.open().find("planet", CONTEXT)
 
 
 def test_a_full_disk_is_told_and_left_alone(shelf, monkeypatch):
@@ -238,5 +262,5 @@ def test_the_option():
     assert parse_kv_sessions("3").session_count == 3
     assert parse_kv_sessions("2G").size_bytes == 2 << 30
     for text in ("many", "-1", "100000"):
-        with pytest.raises(ValueError, match="give"):
+        with pytest.raises(ValueError, match="give off, up to 1000 conversations, or a size"):
             parse_kv_sessions(text)

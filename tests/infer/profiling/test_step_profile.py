@@ -1,5 +1,6 @@
 """The profile of a whole model computed without a daemon: each part's kernels, and no time lost."""
 
+import re
 import time
 from types import SimpleNamespace
 
@@ -111,3 +112,4 @@ def test_the_table_names_each_part_once(profile):
     lines = profile_lines(profile)
     assert sorted(line[:20].strip() for line in lines[1:-2]) == sorted(profile["decode"]["parts_s"])
     assert lines[-1].startswith("wall clock")
+    assert all(re.search(r"\d +\d+\.\d%", line) for line in lines[1:]), "numbers keep apart"

@@ -47,7 +47,7 @@ def test_where_the_daemon_cannot_share(demo_model, device, capsys, caplog):
         session.engine.extend([5, 6, 7])
         assert client.lookups[1] > 0
     assert "GPU 0 cannot share its memory between processes here: infer keeps 6." in caplog.text
-    assert "runs already: --host-cache change nothing" in capsys.readouterr().err
+    assert "runs already: --host-cache changes nothing" in capsys.readouterr().err
 
 
 def test_where_the_daemon_was_told_to_do_without(demo_model, caplog):

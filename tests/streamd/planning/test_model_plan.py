@@ -11,7 +11,7 @@ from gguf_factory import hy3_model
 from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
-from shared.errors import ConfigError, GpuNotShared, PlanError
+from shared.errors import ConfigError, GpuError, GpuNotShared, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.gpu_plan import CLIENT_CONTEXT_BYTES, DAEMON_CONTEXT_BYTES
@@ -253,6 +253,23 @@ def test_a_trace_of_another_model_is_refused(described, tmp_path):
     path.write_text(json.dumps({"format": "streamd-trace"} | header) + "\n")
     with pytest.raises(ConfigError, match="of a model with 2 layers of 4 experts"):
         described(trace=path)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"device": "cpu"}, "none are wanted"),
+        ({"gpu_cache": 0}, "none are wanted"),
+        ({}, "this machine has no GPU that can hold any"),
+    ],
+)
+def test_without_a_gpu_it_is_said_why(options, why, model, monkeypatch):
+    def missing(ordinal):
+        raise GpuError("there is no NVIDIA driver", "")
+
+    monkeypatch.setattr(model_plan, "CudaDevice", missing)
+    plan = plan_model(StreamdConfig(model=model, **options), MachineOptions())
+    assert f"no slots there: {why}" in render_plan(plan)
 
 
 def test_a_gpu_that_cannot_be_shared_is_named(model, monkeypatch):
