@@ -104,12 +104,19 @@ def test_a_life_under_a_users_systemd(place, demo_model, monkeypatch):
     ]
 
 
+def _own_tmp(model):
+    """What `systemctl edit` has to say where the project or the model lies in /tmp."""
+    places = (Path(sysconfig.get_path("scripts")), model)
+    hidden = any(at.is_relative_to(tmp) for at in places for tmp in ("/tmp", "/var/tmp"))
+    return "PrivateTmp=no\n" if hidden else ""
+
+
 def test_a_life_as_the_machines_service(demo_model):
     log = "/run/streamd-demo.log"
     environment = {
         "MODEL_PATH": str(demo_model),
         "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}",
-        "QUICK": QUICK,
+        "QUICK": QUICK + _own_tmp(demo_model),
         "LOG": log,
         "LOG_TO": f"StandardError=append:{log}\n",
         "WHOSE": "--system",
