@@ -85,7 +85,8 @@ def test_a_first_fetch_that_fails_is_told_at_once(place, failing_drive, slab_rea
             with suppress(ReadFailed):
                 reader.read(reader.layers[0], EXPERTS)
         reader.read(reader.layers[0], EXPERTS)
-        assert (reader.slab_count, reader.torn_count) == (len(EXPERTS), 0)
+        assert reader.slab_count >= len(EXPERTS)
+        assert reader.torn_count == 0
     daemon.stop()
 
 
