@@ -17,16 +17,16 @@ The plan's host memory is slots and resident tensors; Python and torch come on t
 """
 
 import argparse
-import csv
-import json
 import os
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench_tables import print_table, write_csv, write_json
+from device_memory import DeviceMemory
 from number_lists import parse_count, parse_counts
-from prefill_runs import DeviceMemory, PromptResult, Prompts, peak_rss_bytes, plan_of, session_on
+from prefill_runs import PromptResult, Prompts, peak_rss_bytes, plan_of, session_on
 from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
 from shared.command import run_command
@@ -132,20 +132,10 @@ def _computing(
 
 def _print(rows: list[PromptResult], memory: Memory, disk: float, pcie: float | None) -> None:
     print(f"disk {disk:.0f} MB/s" + (f"; PCIe {pcie:.0f} MB/s" if pcie else ""))
-    table = [list(SHOWN)]
-    table += [[_text(asdict(row)[name]) for name in SHOWN] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+    print_table(rows, SHOWN)
     for name, value in asdict(memory).items():
         if value is not None:
             print(f"{name.removesuffix('_bytes'):>14} {value / 2**20:9,.0f} MiB")
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _write(
@@ -157,13 +147,9 @@ def _write(
 ) -> None:
     if arguments.json:
         head = {"disk_mb_s": disk, "pcie_mb_s": pcie, "memory": asdict(memory)}
-        values = {**head, "prompts": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+        write_json(arguments.json, head, "prompts", rows)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(PromptResult)])
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(arguments.csv, rows)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ exposed     (time of a token - time at the bound) / layers with experts
 """
 
 import argparse
-import csv
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, fields
 from pathlib import Path
 
+from bench_tables import print_table, write_csv, write_json
 from stream_arms import ARM, ORACLE, ArmResult, Arms
 from stream_rates import disk_rate_mb_s, pcie_rate_mb_s
 
@@ -68,13 +67,9 @@ def main() -> None:
     _print(rows, disk_before, disk_after, pcie)
     if arguments.json:
         head = {"disk_mb_s": [disk_before, disk_after], "pcie_mb_s": pcie}
-        values = {**head, "arms": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+        write_json(arguments.json, head, "arms", rows)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(ArmResult)])
-            writer.writeheader()
-            writer.writerows(asdict(row) for row in rows)
+        write_csv(arguments.csv, rows)
 
 
 def _arguments() -> argparse.Namespace:
@@ -107,22 +102,10 @@ def _print(
 ) -> None:
     print(f"disk {disk_before:.0f} MB/s before, {disk_after:.0f} after", end="")
     print(f"; PCIe {pcie:.0f} MB/s" if pcie else "")
-    table = [list(SHOWN)]
-    for row in rows:
-        values = asdict(row)
-        table.append([_text(values[name]) for name in SHOWN])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(word.rjust(width) for word, width in zip(line, widths, strict=True)))
+    print_table(rows, SHOWN)
     for row in rows:
         for counters in filter(None, (row.prefetch, row.lane)):
             print(f"{row.arm}: {json.dumps(counters)}", file=sys.stderr)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

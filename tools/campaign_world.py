@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from device_memory import used_mib
+
 from shared import daemon_options
 from shared.arena import round_up
 from shared.daemon_options import CPU
@@ -249,15 +251,10 @@ def parse_device(text: str) -> str:
 
 def used_vram_mib(device: str) -> int:
     """Of a whole GPU, cuda:N, by the driver's own word."""
-    ordinal = device.partition(":")[2]
-    words = ["nvidia-smi", f"--id={ordinal}", "--query-gpu=memory.used"]
-    try:
-        done = subprocess.run(
-            [*words, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
-        )
-        return int(done.stdout)
-    except (OSError, subprocess.CalledProcessError, ValueError) as error:
-        raise Broken(f"nvidia-smi does not tell about {device}: {error}") from error
+    mib = used_mib(int(device.partition(":")[2]))
+    if mib is None:
+        raise Broken(f"nvidia-smi does not tell about {device}")
+    return mib
 
 
 def descriptor_count(pid: int) -> int:

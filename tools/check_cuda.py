@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from device_memory import DeviceMemory
 from gguf_mtp import agreeing_model
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -138,37 +139,17 @@ def check_demo() -> dict[str, Any]:
 
 def check_vram(n_layers: int) -> dict[str, Any]:
     """What the driver says is in use at the most, with a prompt of 2,000 tokens, under --vram."""
-    with tempfile.TemporaryDirectory() as directory, _DeviceMemory() as memory:
+    with tempfile.TemporaryDirectory() as directory, DeviceMemory(0) as memory:
         path = Path(directory, "hy3.gguf")
         _python("tools/make_synthetic.py", "--out", str(path), "--layers", str(n_layers))
         bench = ("bench", "-p", "2000", "-n", "16", "--ctx", "4096", "--vram", VRAM, "--json")
         prefill_tps = json.loads(_infer(*bench, model=path))["prefill_tps"]
-    result = {"vram": VRAM, "peak_mib": memory.peak_mib, "prefill_tps": prefill_tps}
+    assert memory.peak_bytes is not None, "nvidia-smi does not tell"
+    peak_mib = memory.peak_bytes >> 20
+    result = {"vram": VRAM, "peak_mib": peak_mib, "prefill_tps": prefill_tps}
     print(json.dumps(result))
-    assert memory.peak_mib <= VRAM_MIB, f"{memory.peak_mib} MiB in use"
+    assert peak_mib <= VRAM_MIB, f"{peak_mib} MiB in use"
     return result
-
-
-class _DeviceMemory:
-    """The most memory in use on the first GPU, beyond what was when it began."""
-
-    def __enter__(self) -> "_DeviceMemory":
-        query = [
-            "nvidia-smi",
-            "-i",
-            "0",
-            "--query-gpu=memory.used",
-            "--format=csv,noheader,nounits",
-        ]
-        before = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        self._before_mib = self.peak_mib = int(before)
-        self._watcher = subprocess.Popen([*query, "-lms", "20"], stdout=subprocess.PIPE, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watcher.terminate()
-        samples, _ = self._watcher.communicate()
-        self.peak_mib = max(map(int, samples.split()), default=0) - self._before_mib
 
 
 def bench_consumer(n_layers: int) -> str:

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from device_memory import used_mib
 from gguf_factory import hy3_model
 
 from infer.daemon.client import SlotClient
@@ -98,15 +99,16 @@ class SlabReader:
         )
 
 
-def used_mib() -> int:
-    """Of the whole GPU, by the driver's own word."""
-    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0])
+def gpu_mib() -> int:
+    """In use, of the whole GPU."""
+    mib = used_mib(0)
+    assert mib is not None, "nvidia-smi does not tell"
+    return mib
 
 
 def has_returned(before_mib: int) -> bool:
     deadline_s = time.monotonic() + RETURN_DEADLINE_S
-    while used_mib() > before_mib + SLACK_MIB:
+    while gpu_mib() > before_mib + SLACK_MIB:
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.1)
@@ -164,14 +166,14 @@ def measure_misses(reader: SlabReader) -> None:
 def check(model: Path, seconds: float) -> list[str]:
     """Prints as it goes; the faults it found."""
     faults = []
-    before_mib = used_mib()
+    before_mib = gpu_mib()
     index = GgufIndex.open(model)
     experts = ExpertIndex.from_gguf(index)
     gpu_cache_bytes = 7 * experts.top_k * (experts.classes[0].slab_bytes + 2048)
     daemon = start_daemon(model, gpu_cache_bytes)
     resident_mib = sum(tensor.byte_count for tensor in resident_tensors(index)) // MIB
     print(f"GPU cache {gpu_cache_bytes // MIB} MiB, resident tensors {resident_mib} MiB")
-    context_mib = used_mib() - before_mib - gpu_cache_bytes // MIB - resident_mib
+    context_mib = gpu_mib() - before_mib - gpu_cache_bytes // MIB - resident_mib
     print(f"the daemon takes {context_mib} MiB besides (context)")
     reader = SlabReader(model)
     print(f"mapped read-only: {not reader.client.mapping.keepalive[2].writable}")
@@ -214,11 +216,11 @@ def check_deaths(
         faults.append("a dead daemon is not noticed")
     except DaemonLost as error:
         print(f"  a miss then says: {error}")
-    held_mib = used_mib() - before_mib
+    held_mib = gpu_mib() - before_mib
     reader.client.close()
     for memory in reader.client.mapping.keepalive[2:]:
         memory.close()
-    context_mib = used_mib() - before_mib
+    context_mib = gpu_mib() - before_mib
     print(f"  {held_mib} MiB with a client left, {context_mib} MiB when it has let go: its context")
     return faults
 
@@ -275,7 +277,7 @@ def main() -> int:
         ).write(Path(directory).resolve() / "model.gguf")
         size_gb = model.stat().st_size / 1e9
         print(f"model of {size_gb:.2f} GB made in {time.perf_counter() - started_s:.1f} s")
-        before_mib = used_mib()
+        before_mib = gpu_mib()
         child = os.fork()
         if child == 0:
             faults = check(model, options.seconds)
@@ -284,7 +286,7 @@ def main() -> int:
             os._exit(bool(faults))
         _, status = os.waitpid(child, 0)
         returned = has_returned(before_mib)
-        print(f"all processes gone: {used_mib()} MiB used, {before_mib} before")
+        print(f"all processes gone: {gpu_mib()} MiB used, {before_mib} before")
         return status != 0 or not returned
 
 

@@ -1,17 +1,14 @@
 """Prompts on one daemon, for tools/bench_prefill.py: how long they take, and what is read."""
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +21,6 @@ from shared.daemon_options import DaemonOptions
 from shared.errors import ConfigError
 from shared.runtime_dir import running_daemons
 
-SAMPLE_PERIOD_MS = 20
 WARM_UP_SEED = 0  # a prompt's is its length
 
 
@@ -75,52 +71,6 @@ class PromptResult:
         )
 
 
-class DeviceMemory:
-    """The most memory that came into use on a GPU meanwhile, by anybody; None where there is no
-    GPU, or nobody says.
-
-    The driver's own tool looks: asking in this process would take memory there.
-    """
-
-    def __init__(self, ordinal: int | None) -> None:
-        tool = None if ordinal is None else shutil.which("nvidia-smi")
-        what = (f"--id={ordinal}", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-        self._command = [tool, *what] if tool else []
-        self._before_mib = 0
-        self._samples: IO[str] | None = None  # no pipe: nobody would empty it for minutes
-        self.peak_bytes: int | None = None
-
-    def __enter__(self) -> "DeviceMemory":
-        if self._command:
-            done = subprocess.run(self._command, check=False, capture_output=True, text=True)
-            if before := _numbers(done.stdout):
-                self._before_mib = before[0]
-                self._samples = tempfile.TemporaryFile("w+")
-                watching = [*self._command, f"-lms={SAMPLE_PERIOD_MS}"]
-                self._watcher = subprocess.Popen(watching, stdout=self._samples)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._samples is None:
-            return
-        with self._samples:
-            self._watcher.terminate()
-            self._watcher.wait()
-            self._samples.seek(0)
-            most_mib = max(_numbers(self._samples.read()), default=self._before_mib)
-        self.peak_bytes = (most_mib - self._before_mib) << 20
-
-
-def _numbers(lines: str) -> list[int]:
-    """Where the driver does not know, it says so in words."""
-    return [int(word) for word in lines.split() if word.isdecimal()]
-
-
 class Prompts:
     """Random tokens, the same for every daemon; `count` of each length."""
 
@@ -149,20 +99,20 @@ class Prompts:
                 _timed(engine, ids)
             runs.append(_timed(engine, ids))
         seconds = sum(run[0] for run in runs) / len(runs)
-        reads = [run[1] for run in runs]
-        experts, tokens = sum(r.experts for r in reads), length * len(runs)
+        reads = PromptReads.together([run[1] for run in runs])
+        tokens = length * len(runs)
         return PromptResult(
             tokens=length,
             count=len(runs),
             chunk=min(length, engine.chunk),
             tps=length / seconds,
             seconds=seconds,
-            experts=experts // len(runs),
-            absent=sum(r.absent for r in reads) // len(runs),
-            reads_per_expert=sum(r.slabs for r in reads) / experts,
-            uploads_per_expert=sum(r.uploads for r in reads) / experts,
-            disk_mb=sum(r.read_bytes for r in reads) / tokens / 1e6,
-            pcie_mb=sum(r.uploaded_bytes for r in reads) / tokens / 1e6,
+            experts=reads.experts // len(runs),
+            absent=reads.absent // len(runs),
+            reads_per_expert=reads.reads_per_expert,
+            uploads_per_expert=reads.uploads_per_expert,
+            disk_mb=reads.read_bytes / tokens / 1e6,
+            pcie_mb=reads.uploaded_bytes / tokens / 1e6,
         )
 
 

@@ -1,6 +1,7 @@
 """How often experts came to the caches while a prompt was computed: at most once a chunk each."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 from infer.engine import Engine
 from shared.stats_view import counted
@@ -22,6 +23,10 @@ class PromptReads:
     read_bytes: int
     uploads: int
     uploaded_bytes: int
+
+    @classmethod
+    def together(cls, reads: Sequence["PromptReads"]) -> "PromptReads":
+        return cls(*map(sum, zip(*map(astuple, reads), strict=True)))
 
     @property
     def reads_per_expert(self) -> float:

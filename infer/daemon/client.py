@@ -208,15 +208,6 @@ class SlotClient(SectionReader):
 
     # Reading ahead
 
-    def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
-        """Which of some experts are in no slot now."""
-        absent: npt.NDArray[np.bool_] = self.rows[layer][experts] < 0
-        return absent
-
-    def is_complete(self, layer: int) -> bool:
-        """Whether every expert of a layer is in a slot now."""
-        return bool(self.rows[layer].min() >= 0)
-
     def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
         """Tell the daemon which experts may be needed, the likeliest first; never answered.
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import ClientRevoked
+from shared.residency import NOT_RESIDENT
 
 MAX_REVOCATIONS = 5
 
@@ -40,7 +41,12 @@ class Section:
 
 
 class SectionReader:
-    """What a client does in a section; the steps are its own."""
+    """What a client does in a section; the steps are its own.
+
+    rows: which slot has which expert, int32 [n_layers, n_experts], NOT_RESIDENT where none has.
+    """
+
+    rows: npt.NDArray[np.int32]
 
     def read(
         self,
@@ -94,6 +100,15 @@ class SectionReader:
             self.check_revoked()
         finally:
             self.leave()
+
+    def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        """Which of some experts are in no slot now."""
+        absent: npt.NDArray[np.bool_] = self.rows[layer][experts] == NOT_RESIDENT
+        return absent
+
+    def is_complete(self, layer: int) -> bool:
+        """Whether every expert of a layer is in a slot now."""
+        return bool(self.rows[layer].min() != NOT_RESIDENT)
 
     def attach_again(self) -> None:
         """After ClientRevoked: a new attachment."""

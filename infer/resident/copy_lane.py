@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from infer.resident.streamed_layers import Copy
 from shared.cuda import call, load_driver, pin_host, unpin_host
+from shared.device_copies import Copy
 from shared.errors import GpuError
 from shared.streamed import BUFFERS
 

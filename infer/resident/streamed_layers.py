@@ -10,18 +10,11 @@ of its buffer; and a layer is computed behind its copy.
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from shared.device_copies import Copy
 from shared.resident import ResidentLayout
 from shared.streamed import BUFFERS
-
-
-class Copy(NamedTuple):
-    """`size_bytes` from a host address to a device address."""
-
-    target: int
-    source: int
-    size_bytes: int
 
 
 class Stream(Protocol):

@@ -2,8 +2,8 @@
 
 import ctypes
 
-from infer.resident.streamed_layers import Copy
 from infer.uploads.device import UploadDevice
+from shared.device_copies import Copy
 
 # The host fills one piece while others are on the bus.
 PIECE_COUNT = 4

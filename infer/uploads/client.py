@@ -23,13 +23,13 @@ from infer.daemon.client import SlotClient
 from infer.daemon.mapping import Mapping
 from infer.daemon.sections import Integers, Section, SectionReader
 from infer.daemon.waits import Waits
-from infer.resident.streamed_layers import Copy
 from infer.uploads.bounce import BounceRing
 from infer.uploads.device import UploadDevice
 from infer.uploads.host_slots import HostSlots
 from infer.uploads.own_memory import OwnMemory
 from infer.uploads.upload_section import Uploads, UploadSection
 from shared.arena import PART_COUNT
+from shared.device_copies import Copy
 from shared.residency import NOT_RESIDENT
 from shared.scan import USE_PARTS, use_parts
 
@@ -251,12 +251,6 @@ class UploadingClient(SectionReader):
         self._torn = False
 
     # Reading ahead
-
-    def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
-        return self.rows[layer][experts] == NOT_RESIDENT
-
-    def is_complete(self, layer: int) -> bool:
-        return bool(self.rows[layer].min() != NOT_RESIDENT)
 
     def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
         """What the host has not; what it has is uploaded when it is asked for."""

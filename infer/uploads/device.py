@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol
 
-from infer.resident.streamed_layers import Copy, Stream
+from infer.resident.streamed_layers import Stream
+from shared.device_copies import Copy
 
 
 class Event(Protocol):

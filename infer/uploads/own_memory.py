@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from infer.daemon.mapping import Mapping
-from infer.resident.streamed_layers import Copy
 from infer.uploads.bounce import BounceRing
 from infer.uploads.device import UploadDevice
 from infer.uploads.slot_cache import SlotCache
+from shared.device_copies import Copy
 from shared.experts import ExpertIndex, resident_tensors
 from shared.gguf_index import GgufIndex
 from shared.gpu_plan import GpuPlan

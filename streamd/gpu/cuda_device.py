@@ -20,8 +20,8 @@ from shared.cuda import (
     shareable,
     unpin_host,
 )
+from shared.device_copies import Copy
 from shared.errors import ConfigError, GpuError, StreamError
-from streamd.gpu.device import Copy
 from streamd.gpu.sharing import not_shared, require_sharing
 
 

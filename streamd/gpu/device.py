@@ -1,17 +1,10 @@
 """What the daemon needs of a GPU. streamd/gpu/cuda_device.py is the real one."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from shared.device_copies import Copy
 from shared.errors import StreamError
-
-
-class Copy(NamedTuple):
-    """`size_bytes` from a host address to a device address."""
-
-    target: int
-    source: int
-    size_bytes: int
 
 
 class GpuMemory(Protocol):

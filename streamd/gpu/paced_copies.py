@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from shared.device_copies import Copy
 from shared.errors import StreamError
-from streamd.gpu.device import Copy, CopyQueue
+from streamd.gpu.device import CopyQueue
 
 Ended = tuple[int, StreamError | None]
 

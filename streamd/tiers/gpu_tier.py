@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from shared.arena import ArenaLayout
+from shared.device_copies import Copy
 from shared.errors import GpuNotShared, StreamError
 from shared.experts import ExpertIndex
 from shared.gpu_plan import GpuPlan, plan_gpu
@@ -13,7 +14,7 @@ from shared.resident import ResidentLayout
 from shared.slot_plan import class_slots
 from shared.wire import GPU_TIER
 from streamd.gpu.cuda_device import CudaDevice
-from streamd.gpu.device import Copy, CopyQueue, GpuDevice
+from streamd.gpu.device import CopyQueue, GpuDevice
 from streamd.gpu.host_source import HostSource
 from streamd.gpu.paced_copies import PacedCopies
 from streamd.scheduling.scheduler import Scheduler, layer_slab_bytes

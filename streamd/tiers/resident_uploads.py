@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from shared import shm
 from shared.arena import stretch_bytes
+from shared.device_copies import Copy
 from shared.resident import ResidentLayout
-from streamd.gpu.device import Copy, GpuDevice
+from streamd.gpu.device import GpuDevice
 from streamd.readers.reader import Reader
 from streamd.readers.slab_read import Extent, SlabRead
 from streamd.tiers.regions import private_memory

@@ -1,17 +1,15 @@
 """What tools/bench_prefill.py makes of its readings."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import bench_prefill
 import prefill_runs
 import pytest
-from prefill_runs import DeviceMemory, PromptResult, Prompts
+from prefill_runs import PromptResult, Prompts
 
 from infer.commands.prompt_reads import PromptReads
 
@@ -66,46 +64,6 @@ def test_the_warm_up_brings_no_prompt_s_experts(monkeypatch):
     assert measured == [*prompts.of(7, 256), *prompts.of(30, 256)]
     assert len(warm_up) == 7
     assert warm_up not in measured
-
-
-def test_without_a_gpu_there_is_no_memory_to_watch():
-    with DeviceMemory(None) as memory:
-        pass
-    assert memory.peak_bytes is None
-
-
-@pytest.fixture
-def driver_tool(tmp_path, monkeypatch):
-    """driver_tool(script): what nvidia-smi is; `watching` is 1 where it is asked again and again,
-    and a file `done` in the folder says that it has told what it has."""
-
-    def make(script):
-        tool = tmp_path / "nvidia-smi"
-        head = f"#!/bin/sh\ncd {tmp_path}\ncase $* in *-lms*) watching=1;; esac\n"
-        tool.write_text(head + script)
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        return tmp_path / "done"
-
-    return make
-
-
-def test_a_peak_late_in_a_long_run_is_seen(driver_tool):
-    many = "yes 100 | head -n 40000; echo 5000; : > done; exec sleep 60"
-    done = driver_tool(f'[ "$watching" ] || {{ echo 100; exit; }}\n{many}\n')
-    with DeviceMemory(0) as memory:
-        end_s = time.monotonic() + 20
-        while not done.exists() and time.monotonic() < end_s:
-            time.sleep(0.01)
-    assert memory.peak_bytes == 4900 << 20
-
-
-@pytest.mark.parametrize("script", ["echo '[N/A]'", "echo no device >&2; exit 6"])
-def test_a_driver_that_says_nothing_is_not_watched(driver_tool, script):
-    driver_tool(script)
-    with DeviceMemory(0) as memory:
-        pass
-    assert memory.peak_bytes is None
 
 
 def test_words_that_are_no_numbers_are_told(capsys, monkeypatch):

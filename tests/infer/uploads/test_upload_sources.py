@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from fake_upload_device import FakeUploadDevice
 
-from infer.resident.streamed_layers import Copy
 from infer.uploads.bounce import PIECE_COUNT, BounceRing
 from infer.uploads.host_slots import HostSlots
+from shared.device_copies import Copy
 from shared.experts import SizeClass
 
 PAGE = mmap.PAGESIZE

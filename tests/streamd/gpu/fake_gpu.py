@@ -11,8 +11,8 @@ import numpy as np
 from infer.resident.copy_lane import joined
 from shared import shm
 from shared.arena import round_up
+from shared.device_copies import Copy
 from shared.errors import GpuError, StreamError
-from streamd.gpu.device import Copy
 
 GRANULARITY_BYTES = 1 << 16
 

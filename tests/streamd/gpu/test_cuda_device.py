@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from shared import shm
+from shared.device_copies import Copy
 from shared.errors import ConfigError, GpuError
 from streamd.gpu.cuda_device import CudaDevice
-from streamd.gpu.device import Copy
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
 """A paced bus tells of a copy when a bus of that speed would have done it, never before it is."""
 
+from shared.device_copies import Copy
 from shared.errors import GpuError
-from streamd.gpu.device import Copy
 from streamd.gpu.paced_copies import PacedCopies
 
 
