@@ -1,9 +1,7 @@
 """Fixtures for all tests: the GGUF factory, the repository's model, the data shared beside it."""
 
-import importlib.util
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +9,7 @@ from types import ModuleType
 import gguf_factory as factory
 import pytest
 from hypothesis import settings
+from modules_beside import load_beside
 
 # The machine may be busy with anything; pytest's own time limit is enough.
 settings.register_profile("any machine", deadline=None)
@@ -23,15 +22,6 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 PROJECT_DIR = Path(__file__).resolve().parents[1]
-
-
-def _helper(name: str) -> ModuleType:
-    """tests/<name>.py. Tests are no package here, so it cannot be imported by its name."""
-    spec = importlib.util.spec_from_file_location(name, PROJECT_DIR / "tests" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,7 +48,7 @@ def gguf_factory() -> ModuleType:
 @pytest.fixture(scope="session")
 def gguf_bytes() -> ModuleType:
     """Files built or patched byte by byte: see tests/gguf_bytes.py."""
-    return _helper("gguf_bytes")
+    return load_beside(__file__, "gguf_bytes")[0]
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ A place is a socket directory and a state directory that nobody else uses. What 
 ended with it, and a place that does not end empty is an error.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from modules_beside import load_beside
 
 import infer.cli
 from shared.runtime_dir import running_daemons
@@ -244,7 +244,7 @@ def streaming_model() -> Path:
 @pytest.fixture(scope="session")
 def slab_reader() -> ModuleType:
     """A client without a model, which compares slabs with the file: slab_reader.py here."""
-    return _beside("slab_reader")
+    return load_beside(__file__, "slab_reader")[0]
 
 
 @pytest.fixture
@@ -255,17 +255,10 @@ def open_terminal(module_place, monkeypatch) -> Iterator[Callable[..., Any]]:
     opened: list[Any] = []
 
     def open_one(*words: object) -> Any:
-        opened.append(_beside("terminal").Terminal(module_place, *words))
+        opened.append(load_beside(__file__, "terminal")[0].Terminal(module_place, *words))
         opened[-1].greeting = opened[-1].read_until(r"Type a message, or /help\.(?=\n)")
         return opened[-1]
 
     yield open_one
     for terminal in opened:
         terminal.close()
-
-
-def _beside(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,9 +1,5 @@
-"""Benches of the cache and of the daemon's sockets.
+"""Benches of the cache and of the daemon's sockets."""
 
-Tests are no package here, so their modules are made importable by hand.
-"""
-
-import importlib.util
 import os
 import socket
 import sys
@@ -11,15 +7,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from modules_beside import load_beside
 
 from shared.runtime_dir import Endpoints
 from streamd.control import Control
 
-# In the order in which they need each other.
-for _name in ("cache_bench", "cache_world", "prefetch_world", "control_bench"):
-    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
+load_beside(__file__, "cache_bench", "cache_world", "prefetch_world", "control_bench")
 
 
 @pytest.fixture

@@ -1,26 +1,19 @@
 """Quantised matrices in GPU memory, and kernels for them."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from gguf_blocks import sound_blocks
+from modules_beside import load_beside
 
 from infer.kernels import reference
 from infer.kernels.cuda.kernels import CudaKernels
 from infer.kernels.quant_matrix import QuantMatrix
 from shared.quants import GEOMETRY, TensorType
 
-# Tests are no package here, so what several of them share is made importable by hand.
-_spec = importlib.util.spec_from_file_location(
-    "cuda_bench", Path(__file__).with_name("cuda_bench.py")
-)
-cuda_bench = sys.modules["cuda_bench"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(cuda_bench)
+(cuda_bench,) = load_beside(__file__, "cuda_bench")
 
 
 class Uploaded(NamedTuple):

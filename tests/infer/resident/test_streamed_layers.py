@@ -1,6 +1,5 @@
 """A model whose layers are copied in their turn: the bits of one that lies in place."""
 
-import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import gguf_glm
 import numpy as np
 import pytest
 import torch
+from fake_copies import CopiesAtOnce
 
 from infer.config import ModelConfig
 from infer.kernels.ggml_cpu import GgmlKernels
@@ -17,7 +17,7 @@ from infer.resident.weights import Weights
 from infer.session import Session
 from shared.errors import ConfigError
 from shared.resident import ResidentLayout
-from shared.streamed import BUFFERS, kept_tensors, streamable_layers
+from shared.streamed import kept_tensors, streamable_layers
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "demo-hy3-iq2mix.gguf"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -25,26 +25,15 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 PROMPT, DECODED = [20 + 7 * n % 300 for n in range(200)], list(range(40, 60))
 
 
-class MemoryLane:
+class MemoryLane(CopiesAtOnce):
     """Plain memory that computes at once. Copies are made at once, or as late as may be: when
     somebody waits for one of them. It is its own streams and events."""
 
     def __init__(self, buffer_bytes, late):
-        self._memory = np.full((BUFFERS, buffer_bytes), 0xFF, np.uint8)
-        self.buffers = tuple(row.ctypes.data for row in self._memory)
-        self.copying = self
+        super().__init__(buffer_bytes, filled=0xFF)
         self._late = late
         self._waiting = []
         self.copied_bytes = 0
-
-    def computing(self):
-        return self
-
-    def event(self):
-        return self
-
-    def record(self, _stream):
-        pass
 
     def copy(self, copy):
         self.copied_bytes += copy.size_bytes
@@ -54,7 +43,7 @@ class MemoryLane:
 
     def wait_event(self, _event):
         for copy in self._waiting:
-            ctypes.memmove(*copy)
+            super().copy(copy)
         self._waiting.clear()
 
 

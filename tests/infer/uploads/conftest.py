@@ -1,16 +1,11 @@
-"""The fake device, made importable by hand: tests are no package here."""
+"""The fake device, and sockets of our own."""
 
 import gc
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
+from modules_beside import load_beside
 
-for _name in ("fake_upload_device", "uploading_bench"):
-    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
+load_beside(__file__, "fake_upload_device", "uploading_bench")
 
 
 @pytest.fixture(autouse=True)

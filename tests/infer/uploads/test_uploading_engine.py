@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_copies import CopiesAtOnce
 from fake_upload_device import FakeUploadDevice
 from uploading_bench import NAME, connect, daemon, least_cache
 
@@ -17,7 +18,6 @@ from infer.engine import Engine
 from infer.resident.resident_weights import open_streamed
 from infer.uploads.slot_cache_integrity import check_integrity
 from shared.gguf_index import GgufIndex
-from shared.streamed import BUFFERS
 
 PROMPT, DECODED = [20 + 7 * n % 300 for n in range(40)], list(range(40, 52))
 
@@ -41,29 +41,12 @@ def open_engine(model, recovery=None, **options):
     return Engine(GgufIndex.open(model), NAME, config, recovery=recovery)
 
 
-class Lane:
+class Lane(CopiesAtOnce):
     """Copies for streamed layers, made at once."""
 
     def __init__(self, _device, buffer_bytes, host, _keepalive):
-        self._memory = np.zeros((BUFFERS, buffer_bytes), np.uint8)
-        self.buffers = tuple(row.ctypes.data for row in self._memory)
-        self.copying = self
+        super().__init__(buffer_bytes)
         self.pinned_count = len(host)
-
-    def computing(self):
-        return self
-
-    def event(self):
-        return self
-
-    def record(self, _stream):
-        pass
-
-    def wait_event(self, _event):
-        pass
-
-    def copy(self, copy):
-        ctypes.memmove(*copy)
 
 
 @pytest.mark.parametrize("align", [mmap.PAGESIZE, 512])

@@ -2,10 +2,10 @@
 
 import ctypes
 import os
-import threading
 from contextlib import contextmanager
 
 import numpy as np
+from daemon_in_thread import running_in_thread
 
 from infer.daemon.client import SlotClient
 from infer.uploads.open_client import GRANULARITY_BYTES, open_uploading, plan_own
@@ -17,8 +17,7 @@ from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import DaemonRecord, Endpoints, claim
 from shared.slot_plan import Demand
-from shared.wire import HOST_TIER, Stop
-from streamd.ask import ask
+from shared.wire import HOST_TIER
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
 
@@ -35,14 +34,9 @@ def daemon(model, **options):
     """In a thread of this process."""
     config = StreamdConfig(model=model, name=NAME, **options)
     endpoints, record = Endpoints.of(NAME), DaemonRecord(NAME, os.getpid(), str(model), 1)
-    with claim(endpoints, record), Daemon(config, endpoints, not_shared) as running:
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        try:
-            yield running
-        finally:
-            ask(NAME, Stop())
-            thread.join()
+    running = Daemon(config, endpoints, not_shared)
+    with claim(endpoints, record), running_in_thread(running, NAME):
+        yield running
 
 
 def least_cache(model):

@@ -1,17 +1,13 @@
-"""The bench of both tiers, made importable by hand: tests are no package here."""
+"""The bench of both tiers, and sockets of our own."""
 
 import gc
-import importlib.util
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
+from modules_beside import load_beside
 
-for _name in ("fake_gpu", "gpu_bench", "gpu_daemon"):  # in the order in which they need each other
-    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).with_name(f"{_name}.py"))
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
+load_beside(__file__, "fake_gpu", "gpu_bench", "gpu_daemon")
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 """A whole daemon over a fake GPU, in a thread of this process, and a client that checks slabs."""
 
 import ctypes
-import threading
 from contextlib import contextmanager
 
 import numpy as np
+from daemon_in_thread import running_in_thread
 
 from infer.daemon.client import SlotClient
 from infer.daemon.mapping import TierMemory
@@ -13,7 +13,7 @@ from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
 from shared.runtime_dir import Endpoints
 from shared.slot_plan import Demand
-from shared.wire import GPU_TIER, Stats, StatsRequest, Stop
+from shared.wire import GPU_TIER, Stats, StatsRequest
 from streamd.ask import ask
 from streamd.config import StreamdConfig
 from streamd.daemon import Daemon
@@ -32,14 +32,9 @@ def map_fake(attached, arena_fd, resident_fd):
 def daemon(model, gpu, **options):
     """A daemon in a thread of this process, over a fake GPU."""
     config = StreamdConfig(model=model, name=NAME, **options)
-    with Daemon(config, Endpoints.of(NAME), lambda ordinal: gpu) as running:
-        thread = threading.Thread(target=running.run)
-        thread.start()
-        try:
-            yield running
-        finally:
-            ask(NAME, Stop())
-            thread.join()
+    running = Daemon(config, Endpoints.of(NAME), lambda ordinal: gpu)
+    with running_in_thread(running, NAME):
+        yield running
 
 
 class Reader:
