@@ -27,6 +27,7 @@ from infer.daemon.lifeline import Lifeline
 from infer.daemon.recovery import Recovery
 from infer.families import Parts, family_of
 from infer.families.parts import Instrument
+from infer.gpu_memory import limit_memory, within_memory
 from infer.kernels.choose import choose_kernels
 from infer.kernels.scratch import KernelBounds
 from infer.lane.hints import LaneHints
@@ -112,8 +113,10 @@ class Engine:
             self._name, self.client, index, experts, self.model, one, config, self.device
         )
         self.prefetch = self._prefetch()
+        self.model.prompt_foresight.guesses = config.prefetch != NO_PREFETCH
         self.graphs = self._decode_graphs()
         self.mtp = self._family.build_mtp(parts) if config.wanted_mtp else None
+        limit_memory(self.device, self.chunk * activation_bytes(self.shape, experts.top_k))
 
     def _bind_again(self) -> None:
         if (device := torch.device(self.client.mapping.device)) != self.device:
@@ -226,7 +229,9 @@ class Engine:
             return self.graphs.decode(ids[0])[np.newaxis]
         chunk = torch.tensor(ids, dtype=torch.int64, device=self.device)
         watcher = self.watcher if len(ids) > 1 else None
-        logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap, watcher)
+        forward = partial(self.model.forward, chunk, self.kv, self.exact, last_only, tap, watcher)
+        strict = self.client.mapping.attached.client_limited
+        logits = within_memory(self.device, strict, forward)
         return logits.cpu().numpy()
 
     def check(self, ids: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from infer.blocks.ffn import DenseFfn
-from infer.blocks.moe import MoeFfn, Tap
+from infer.blocks.moe import Ahead, MoeFfn, Tap
 from infer.caches.cache import Cache, CacheShape
 from infer.kernels.interface import Kernels
 from infer.kernels.quant_matrix import QuantMatrix
@@ -61,6 +61,21 @@ class Foresight(Protocol):
     ) -> None: ...
 
 
+class PromptForesight(Ahead, Protocol):
+    """What a prompt's layers need, too, is guessed; infer.ahead.prompt_ahead.PromptAhead.
+
+    guesses: whether it may; what a router has chosen is known without.
+    """
+
+    guesses: bool
+
+    def begin(self, residual: Tensor, end: int) -> None:
+        """A chunk, whose layers before `end` compute all of its tokens."""
+
+    def stand(self, layer: int, residual: Tensor) -> None:
+        """The residual stream [n, width] before the feed-forward block of a layer."""
+
+
 class Turns(Protocol):
     """Hears when a layer's matrices are read; infer.resident.streamed_layers.StreamedLayers."""
 
@@ -96,6 +111,7 @@ class Layer:
         tap: Tap | None = None,
         foresight: Foresight | None = None,
         last_only: bool = False,
+        ahead: PromptForesight | None = None,
     ) -> Tensor:
         """x [n, width] -> [n, width], or with last_only its last row alone; row i of x stands at
         position start + i of layer `number` of the cache."""
@@ -107,9 +123,11 @@ class Layer:
             x, mixed = x[-1:], mixed[-1:]
         x = x + mixed
         normed = kernels.rms_norm(x, self.ffn_norm, eps)
+        if ahead is not None:
+            ahead.stand(number, x)
         if isinstance(self.ffn, MoeFfn):
             look = partial(foresight.look, number, x) if foresight is not None else None
-            return x + self.ffn.forward(normed, exact, tap, look)
+            return x + self.ffn.forward(normed, exact, tap, look, ahead)
         if foresight is not None:
             foresight.look(number, x)
         return x + self.ffn.forward(normed, exact)
@@ -124,6 +142,7 @@ class Model:
         layers: Sequence[Layer],
         output_norm: Tensor,
         output: QuantMatrix,
+        prompt_foresight: PromptForesight,
     ) -> None:
         self.shape = shape
         self._kernels = kernels
@@ -132,6 +151,7 @@ class Model:
         self.output_norm = output_norm
         self.output = kernels.group([output])
         self.foresight: Foresight | None = None
+        self.prompt_foresight = prompt_foresight
         self.turns: Turns = AllInPlace()
 
     @property
@@ -157,6 +177,9 @@ class Model:
         kernels, eps, start = self._kernels, self.shape.eps, kv.length
         last_layer = len(self.layers) - 1 if last_only and tap is None else None
         x = kernels.embed(self.embedding, ids)
+        ahead = self.prompt_foresight if len(ids) > 1 else None
+        if ahead is not None:
+            ahead.begin(x, len(self.layers) if last_layer is None else last_layer)
         for number, layer in enumerate(self.layers):
             if tap is not None:
                 tap(f"hidden.{number}", x)
@@ -164,7 +187,8 @@ class Model:
                 watcher(f"hidden.{number}", x)
             self.turns.enter(number)
             ends = number == last_layer
-            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, self.foresight, ends)
+            looks = (self.foresight, ends, ahead)
+            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, *looks)
             self.turns.leave(number)
         if watcher is not None:
             watcher(f"hidden.{len(self.layers)}", ids)

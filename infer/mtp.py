@@ -17,7 +17,7 @@ from infer.blocks.moe import Tap
 from infer.caches.cache import Cache, CacheShape
 from infer.kernels.interface import Kernels, MatrixGroup
 from infer.kernels.quant_matrix import QuantMatrix
-from infer.model import Layer
+from infer.model import Layer, PromptForesight
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class MtpBlock:
     layer: Layer
     head_norm: Tensor
     head: MatrixGroup
+    ahead: PromptForesight
 
     def forward(
         self,
@@ -56,7 +57,8 @@ class MtpBlock:
         tokens = kernels.rms_norm(kernels.embed(self.embedding, ids), self.token_norm, eps)
         before = kernels.rms_norm(hidden, self.hidden_norm, eps)
         x = kernels.linear(torch.cat((tokens, before), dim=1), self.joint, exact)[0]
-        x = self.layer.forward(kernels, eps, x, 0, kv, start, exact)
+        self.ahead.begin(x, 0)
+        x = self.layer.forward(kernels, eps, x, 0, kv, start, exact, ahead=self.ahead)
         x = kernels.rms_norm(x[-1:] if last_only else x, self.head_norm, eps)
         if tap is not None:
             tap("mtp_hidden", x)

@@ -20,6 +20,8 @@ ACTIVATION_VALUE_BYTES = 4
 # Whatever the chunk is: logits, scratch memory of kernels and of recorded graphs, code, and what
 # torch's allocator holds between sizes. On an H200 it was 770 MiB, with prompts of 8,000 tokens.
 FIXED_BYTES = 832 << 20
+# Of those, what no allocator of ours gives: code that is loaded, recorded graphs.
+OUTSIDE_BYTES = 128 << 20
 
 
 def client_bytes(index: GgufIndex, context: int, chunk: int | None) -> int:

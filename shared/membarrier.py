@@ -11,6 +11,7 @@ from collections.abc import Callable
 from shared.errors import ConfigError
 
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283, "riscv64": 283}
+_NUMBER = _SYS_MEMBARRIER.get(os.uname().machine)
 _QUERY = 0
 _GLOBAL = 1 << 0
 _GLOBAL_EXPEDITED = 1 << 1
@@ -20,13 +21,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _membarrier(command: int) -> int:
-    number = _SYS_MEMBARRIER.get(os.uname().machine)
-    if number is None:
+    if _NUMBER is None:
         raise ConfigError(
             f"membarrier(2) is not known on {os.uname().machine}",
             "run on x86-64 or arm64 Linux",
         )
-    result: int = _libc.syscall(number, command, 0, 0)
+    result: int = _libc.syscall(_NUMBER, command, 0, 0)
     if result < 0:
         error = ctypes.get_errno()
         raise ConfigError(

@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from shared.errors import ProtocolMismatch
 from shared.scan import USE_PARTS
+from shared.wire import GPU_TIER
 
 MAGIC = 0x5354524D_44303031  # "STRMD001"
 NONE_EPOCH = 2**64 - 1
@@ -84,6 +85,10 @@ class ResidencyTable:
         offset = _PAGE_BYTES + plane * 4 * self.shape.cell_count
         cells = np.frombuffer(region, np.int32, self.shape.cell_count, offset=offset)
         return cells.reshape(self.shape.n_layers, self.shape.n_experts)
+
+    def plane_of(self, tier: str) -> npt.NDArray[np.int32]:
+        """Slot numbers of the experts, int32 [n_layers, n_experts]; HOST_TIER or GPU_TIER."""
+        return self.gpu_slots if tier == GPU_TIER else self.host_slots
 
     def initialise(self) -> None:
         """The daemon, once, before anybody else has the region."""

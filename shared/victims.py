@@ -23,6 +23,8 @@ class VictimChooser:
         self._slots = slots
         self._policy = policy
         self._refresh = refresh
+        self._batch_count = max(1, slots.count // BATCH_DIVISOR)
+        self._used_count = 0  # of the last batch
         self._cold: deque[tuple[int, float]] = deque(maxlen=slots.count)
 
     def choose(self, count: int) -> list[int]:
@@ -37,9 +39,16 @@ class VictimChooser:
                 self._refill(count, victims)
                 continue
             slot, heat = self._cold.popleft()
+            self._used_count += 1
             if self._slots.is_evictable(slot) and self._heat(slot) <= heat:
                 victims.append(slot)
         return victims
+
+    def prepare(self) -> None:
+        """Look for the next batch before it is needed, if much of the last one has been used."""
+        if self._used_count > self._batch_count // 2:
+            self._cold.clear()
+            self._refill(0, [])
 
     def offer(self, slot: int) -> None:
         """Take an evictable slot first, if the next one of the batch is no colder."""
@@ -52,13 +61,14 @@ class VictimChooser:
 
     def _refill(self, count: int, chosen: list[int]) -> None:
         self._refresh()
+        self._used_count = 0
         slots = self._slots
         candidates = slots.evictable()
         if chosen:
             candidates = candidates[~np.isin(candidates, chosen)]
         if not len(candidates):
             return
-        batch_count = min(len(candidates), max(count, slots.count // BATCH_DIVISOR))
+        batch_count = min(len(candidates), max(count, self._batch_count))
         keys = slots.key[candidates - slots.first]
         order = self._policy.coldest(keys, batch_count)
         heats = self._policy.heat[keys[order]]

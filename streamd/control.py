@@ -9,6 +9,7 @@ bounded, well-formed and answered, refusals too.
 
 import array
 import logging
+import select
 import socket
 from collections.abc import Callable
 from typing import Protocol
@@ -44,6 +45,8 @@ MAX_FRAME_BYTES = 1 << 16
 MAX_REQUESTS_PER_TURN = 256
 MAX_REQUESTS_PER_CONNECTION = 16
 REQUEST_QUEUE_LENGTH = 4096
+# Of so many naps one looks for requests over ZeroMQ, which cannot end it.
+NAPS_A_LOOK = 16
 
 
 class Handler(Protocol):
@@ -81,28 +84,52 @@ class Control:
         self._listener.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
-        self._poller.register(self._listener.fileno(), zmq.POLLIN)
+        self._at_once = select.epoll()  # whatever `poll` waits for but the router
+        self._nap_count = 0
+        self._wait_for(self._listener.fileno())
 
     def watch(self, fd: int, react: Callable[[], None]) -> None:
         """Call `react` from `poll` when `fd` is readable."""
         self._watched[fd] = react
-        self._poller.register(fd, zmq.POLLIN)
+        self._wait_for(fd)
 
     def unwatch(self, fd: int) -> None:
         del self._watched[fd]
+        self._wait_no_more_for(fd)
+
+    def _wait_for(self, fd: int) -> None:
+        self._poller.register(fd, zmq.POLLIN)
+        self._at_once.register(fd, select.EPOLLIN)
+
+    def _wait_no_more_for(self, fd: int) -> None:
         self._poller.unregister(fd)
+        self._at_once.unregister(fd)
+
+    def nap(self, seconds: float) -> None:
+        """As `poll`, for less than a millisecond; requests over ZeroMQ may be left for later."""
+        if select.select([self._at_once], [], [], seconds)[0]:
+            for fd, _ in self._at_once.poll(0):
+                self._deal_with(fd)
+        self._nap_count += 1
+        if self._nap_count % NAPS_A_LOOK == 0:
+            self._take_requests()
 
     def poll(self, timeout_ms: int) -> None:
         """Wait for something to happen, at most so long, and deal with all of it."""
         for ready, _ in self._poller.poll(timeout_ms):
             if ready is self._router:
                 self._take_requests()
-            elif ready == self._listener.fileno():
-                self._accept()
-            elif ready in self._watched:
-                self._watched[ready]()
-            elif ready in self._connections:
-                self._hear(ready)
+            else:
+                self._deal_with(ready)
+
+    def _deal_with(self, fd: int) -> None:
+        """It is readable."""
+        if fd in self._connections:
+            self._hear(fd)
+        elif fd in self._watched:
+            self._watched[fd]()
+        elif fd == self._listener.fileno():
+            self._accept()
 
     def tell(self, ticket: int, message: Message) -> None:
         """Send to an attached client; one that has gone or does not read misses it."""
@@ -120,6 +147,7 @@ class Control:
         for fd in list(self._connections):
             self._hang_up(fd)
         self._listener.close()
+        self._at_once.close()
         self._router.close()
         self._context.term()
 
@@ -159,7 +187,7 @@ class Control:
             # Out of descriptors: the connection stays ready, so it is looked at again only when
             # another one has gone.
             log.warning("a connection could not be accepted: %s", error)
-            self._poller.unregister(self._listener.fileno())
+            self._wait_no_more_for(self._listener.fileno())
             self._deaf = True
             return
         connection.setblocking(False)
@@ -168,7 +196,7 @@ class Control:
             connection.close()
         else:
             self._connections[connection.fileno()] = connection
-            self._poller.register(connection.fileno(), zmq.POLLIN)
+            self._wait_for(connection.fileno())
 
     def _hear(self, fd: int) -> None:
         """A connection is readable: a message, or the end of the client."""
@@ -226,10 +254,10 @@ class Control:
 
     def _hang_up(self, fd: int) -> None:
         connection = self._connections.pop(fd)
-        self._poller.unregister(fd)
+        self._wait_no_more_for(fd)
         if self._deaf:
             self._deaf = False
-            self._poller.register(self._listener.fileno(), zmq.POLLIN)
+            self._wait_for(self._listener.fileno())
         ticket = self._tickets.pop(fd, None)
         self._unheard.discard(fd)
         connection.close()

@@ -80,12 +80,9 @@ class Daemon:
             self._control = Control(self.endpoints, self)
             self._arrivals = Arrivals(self.model, self.sessions, self._control.tell)
             stack.callback(self._control.close)
-            # Every turn takes what has ended. Before the GPU's slots are given too: what has come
-            # to the host may go on at once.
-            react = self._take_arrivals if self.model.gpu is not None else lambda: None
-            self._control.watch(self.model.reader.fileno(), react)
-            self._control.watch(self.model.tier.fileno(), react)
-            self._control.watch(self._wake_fd, lambda: None)
+            # Every turn takes what has ended.
+            for fd in (self.model.reader.fileno(), self.model.tier.fileno(), self._wake_fd):
+                self._control.watch(fd, lambda: None)
             self._stack = stack.pop_all()
         return self
 
@@ -114,8 +111,7 @@ class Daemon:
     def _wait(self) -> None:
         """Until something has happened, or may have without telling."""
         if self.model.gpu is not None and self.model.gpu.is_busy():
-            time.sleep(COPY_POLL_S)
-            self._control.poll(0)
+            self._control.nap(COPY_POLL_S)
         else:
             waiting = any(tier.scheduler.waiting for tier in self.model.tiers.values())
             waiting = waiting or (self._governor is not None and self._governor.busy)

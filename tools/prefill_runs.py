@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from infer.commands.prompt_reads import PromptReads, PromptWatch
-from infer.config import NO_PREFETCH, ModelConfig
+from infer.config import ModelConfig
 from infer.daemon.daemon_process import EmbeddedDaemon
 from infer.engine import Engine
 from infer.session import Session
@@ -88,9 +88,13 @@ class Prompts:
         return [self._measure(engine, length, in_place) for length in self.lengths]
 
     def _warm_up(self, engine: Engine) -> None:
-        """Kernels are compiled at their first use. Not by a prompt: its experts would be there."""
+        """Kernels are compiled at their first use, which depends on how many tokens a chunk has.
+
+        Not by the prompts themselves: their experts would be there.
+        """
         rng = np.random.default_rng(WARM_UP_SEED)
-        _timed(engine, rng.integers(0, engine.shape.vocab_size, min(self.lengths)).tolist())
+        for length in sorted({min(length, engine.chunk) for length in self.lengths}):
+            _timed(engine, rng.integers(0, engine.shape.vocab_size, length).tolist())
 
     def _measure(self, engine: Engine, length: int, in_place: bool) -> PromptResult:
         runs = []
@@ -152,7 +156,6 @@ def session_on(
             ctx=options.ctx,
             chunk=options.chunk,
             exact=exact,
-            prefetch=NO_PREFETCH,
         )
         with Session(config) as session:
             yield session, pid

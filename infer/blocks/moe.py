@@ -5,7 +5,7 @@ the rows are summed in router order: the result has the same bits whatever was r
 whatever waves the experts came.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -33,6 +33,10 @@ class ExpertSource(Protocol):
         self, layer: int, experts: npt.NDArray[np.integer[Any]]
     ) -> npt.NDArray[np.bool_]: ...
 
+    def unread(
+        self, layer: int, experts: npt.NDArray[np.integer[Any]]
+    ) -> npt.NDArray[np.bool_]: ...
+
     def hint(
         self, layer: int, experts: npt.NDArray[np.integer[Any]], layers_ahead: int
     ) -> None: ...
@@ -45,6 +49,16 @@ class ExpertSource(Protocol):
         compute: Callable[[npt.NDArray[np.intp], npt.NDArray[np.int64]], None],
         meanwhile: Callable[[], None],
     ) -> None: ...
+
+
+class Ahead(Protocol):
+    """Has the disk read ahead; infer.ahead.prompt_ahead.PromptAhead."""
+
+    def chosen(self, layer: int, experts: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.bool_]:
+        """What a router has chosen, each once; which of it have been hinted."""
+
+    def advance(self, layer: int, waves: Sequence[npt.NDArray[np.integer[Any]]]) -> None:
+        """A wave has been asked for; `waves` of the layer are yet to come."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,12 @@ class MoeFfn:
         self.shared = shared
 
     def forward(
-        self, x: Tensor, exact: bool, tap: Tap | None = None, look: Look | None = None
+        self,
+        x: Tensor,
+        exact: bool,
+        tap: Tap | None = None,
+        look: Look | None = None,
+        ahead: Ahead | None = None,
     ) -> Tensor:
         kernels, routing = self._kernels, self.routing
         # The router decides; it is always computed in float32.
@@ -96,24 +115,18 @@ class MoeFfn:
         def meanwhile(number: int) -> None:
             """What does not need the experts, while those of a wave are read."""
             nonlocal shared
-            if number + 1 < len(waves):
-                self._read_ahead(waves[number + 1])
+            if ahead is not None:
+                ahead.advance(self.layer, [wave.experts for wave in waves[number + 1 :]])
             if number:
                 return
             if look is not None:
                 look(logits, choice)
             shared = self.shared.forward(x, exact) if self.shared else None
 
-        waves = _waves(choice, self._source, self.layer)
+        waves = _waves(choice, self._source, self.layer, ahead)
         for number, wave in enumerate(waves):
             self._run_wave(wave, x, rows, exact, partial(meanwhile, number))
         return kernels.weighted_sum(rows, weights, shared)
-
-    def _read_ahead(self, wave: "Wave") -> None:
-        """Let the disk begin with the next wave while this one is computed."""
-        absent = wave.experts[self._source.absent(self.layer, wave.experts)]
-        if len(absent):
-            self._source.hint(self.layer, absent, 1)
 
     def _run_wave(
         self, wave: "Wave", x: Tensor, rows: Tensor, exact: bool, meanwhile: Callable[[], None]
@@ -147,18 +160,24 @@ class Wave:
         return Wave(self.experts[places], pairs, group_start)
 
 
-def _waves(ids: npt.NDArray[np.int32], source: ExpertSource, layer: int) -> list[Wave]:
+def _waves(
+    ids: npt.NDArray[np.int32], source: ExpertSource, layer: int, ahead: Ahead | None = None
+) -> list[Wave]:
     """The touched experts, as many a wave as the source allows; ids [n, top_k].
 
-    Of several waves the first have those that are there, before the others put them out.
+    Of several waves the first have those that are there, before the others put them out, then
+    those that the disk need not read: they are brought from a tier below while it reads the rest.
+    Of each kind the hinted ones go first, whose slots are held until they are used.
     """
     flat = ids.reshape(-1)
     # A router has at most MAX_EXPERTS choices; 16 bits are sorted six times as fast as 32.
     pairs = np.argsort(flat.astype(np.uint16), kind="stable").astype(np.int32)
     experts, starts = np.unique(flat[pairs], return_index=True)
     whole = Wave(experts, pairs, np.append(starts, len(flat)).astype(np.int32))
+    hinted = ahead.chosen(layer, experts) if ahead is not None else np.zeros(len(experts), bool)
     wave_experts = source.wave_experts(layer)
     if len(experts) <= wave_experts:
         return [whole]
-    order = np.argsort(source.absent(layer, experts), kind="stable")
+    cost = source.absent(layer, experts).astype(np.int8) + source.unread(layer, experts)
+    order = np.argsort(2 * cost - hinted, kind="stable")
     return [whole.at(order[i : i + wave_experts]) for i in range(0, len(order), wave_experts)]

@@ -3,6 +3,7 @@
 docs/protocol.md is the law here. A hit is a look into shared memory and costs no message.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,10 @@ from shared.wire import (
 # Longer than any sound disk takes for a wave; a daemon that hangs must not hang us.
 FETCH_DEADLINE_S = 60.0
 ANSWER_DEADLINE_S = 5.0
+# A client of the GPU tier looks at the table for so long before it goes to sleep: uploads take less
+# than that, and to be woken takes 60 to 90 us, for each layer again. The daemon needs a core too.
+WATCH_S = 1e-3
+WATCH_CORES = 4
 
 
 def nothing_to_settle(_device: str) -> None:
@@ -61,6 +66,7 @@ class SlotClient(SectionReader):
         self._tier = tier
         self._settle = settle
         self.waits = Waits()
+        self._watches = tier == GPU_TIER and len(os.sched_getaffinity(0)) >= WATCH_CORES
         self._past_hits = self._past_misses = 0  # of earlier attachments
         self._use_parts = USE_PARTS  # what a choice counts now
         membarrier.register()
@@ -70,8 +76,7 @@ class SlotClient(SectionReader):
     def _note_mapping(self) -> None:
         mapping = self._connection.mapping
         self.stretches = mapping.stretch_offsets + mapping.arena_address
-        table = mapping.table
-        self.rows = table.gpu_slots if self._tier == GPU_TIER else table.host_slots
+        self.rows = mapping.table.plane_of(self._tier)
 
     @property
     def attached(self) -> bool:
@@ -185,10 +190,22 @@ class SlotClient(SectionReader):
                         self.waits.served_count += section.asked_count
                 return arrived
             self.check_revoked()
+            if self._watches and self._sees_arrival(section):
+                waited_s = time.perf_counter()
+                continue
             message = self._connection.next_message(deadline_s)
             waited_s = time.perf_counter()
             if isinstance(message, Failed) and message.section == section.number:
                 raise Refused(message.code, message.message, message.remedy).error()
+
+    def _sees_arrival(self, section: Section) -> bool:
+        """Whether something that is missing comes within WATCH_S."""
+        row, wanted = section.row, section.experts[section.missing]
+        end_s = time.perf_counter() + WATCH_S
+        while time.perf_counter() < end_s:
+            if (row[wanted] >= 0).any():
+                return True
+        return False
 
     def addresses(self, section: Section, places: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
         deltas = self.mapping.part_deltas[section.layer, section.experts[places]]
@@ -207,6 +224,10 @@ class SlotClient(SectionReader):
             self.mapping.area.leave()
 
     # Reading ahead
+
+    def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        host: npt.NDArray[np.bool_] = self.mapping.table.host_slots[layer][experts] < 0
+        return host & self.absent(layer, experts)
 
     def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
         """Tell the daemon which experts may be needed, the likeliest first; never answered.

@@ -106,6 +106,10 @@ class SectionReader:
         absent: npt.NDArray[np.bool_] = self.rows[layer][experts] == NOT_RESIDENT
         return absent
 
+    def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        """Which of some experts the disk would have to read: they are in no tier."""
+        return self.absent(layer, experts)
+
     def is_complete(self, layer: int) -> bool:
         """Whether every expert of a layer is in a slot now."""
         return bool(self.rows[layer].min() != NOT_RESIDENT)

@@ -1,5 +1,6 @@
 """The MTP block by its tensor names, which the families share: `nextn.*` around one more layer."""
 
+from infer.ahead.prompt_ahead import PromptAhead
 from infer.caches.cache import CacheShape
 from infer.families.parts import Parts
 from infer.model import Layer, ModelShape
@@ -29,4 +30,5 @@ def bind_mtp(parts: Parts, shape: ModelShape, layer: Layer, cache: CacheShape) -
         layer=layer,
         head_norm=weights.vector(head_norm, width),
         head=kernels.group([weights.matrix(head, vocab_size, width)]),
+        ahead=PromptAhead(parts.source, parts.experts.n_experts),
     )

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from infer.ahead.prompt_ahead import MAX_DISTANCE, PromptAhead
+from infer.ahead.touch_guess import TouchGuess
 from infer.families.parts import Parts
 from infer.model import Layer, Model, ModelShape
 
@@ -11,6 +13,7 @@ def bind_trunk(parts: Parts, shape: ModelShape, layers: Sequence[Layer]) -> Mode
     weights = parts.weights
     width, vocab_size = shape.width, shape.vocab_size
     output = weights.first("output.weight", "token_embd.weight")
+    guess = TouchGuess(parts.kernels, shape.eps, layers, MAX_DISTANCE)
     return Model(
         parts.kernels,
         shape,
@@ -18,4 +21,5 @@ def bind_trunk(parts: Parts, shape: ModelShape, layers: Sequence[Layer]) -> Mode
         layers,
         weights.vector("output_norm.weight", width),
         weights.matrix(output, vocab_size, width),
+        PromptAhead(parts.source, parts.experts.n_experts, guess),
     )

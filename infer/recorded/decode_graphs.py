@@ -203,6 +203,7 @@ class DecodeGraphs:
         context = self._kv.context
         span = max(LEAST_SPAN, 1 << position.bit_length()) if self._reads_span else context
         self._span, self._stages = min(span, context), []  # none, should recording be broken off
+        torch.cuda.empty_cache()  # the allocator lets go of nothing while a graph is recorded
         pool = torch.cuda.graph_pool_handle()
         moes = iter(enumerate(self._moes))
         before: int | None = None

@@ -252,6 +252,9 @@ class UploadingClient(SectionReader):
 
     # Reading ahead
 
+    def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        return self.absent(layer, experts) & self._host.absent(layer, experts)
+
     def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
         """What the host has not; what it has is uploaded when it is asked for."""
         wanted = experts[self._host.absent(layer, experts)]

@@ -24,7 +24,7 @@ class PacedCopies:
         self._inner = inner
         self._bytes_per_s = bytes_per_s
         self._clock = clock
-        self._due_s: dict[int, float] = {}  # by token; bounded as the inner queue's are
+        self._due_s: deque[float] = deque()  # in order, as many as the inner queue has
         self._held: deque[tuple[float, Ended]] = deque()
         self._line_free_s = 0.0
 
@@ -37,12 +37,12 @@ class PacedCopies:
         size_bytes = sum(copy.size_bytes for copy in copies)
         start_s = max(self._line_free_s, self._clock())
         self._line_free_s = start_s + size_bytes / self._bytes_per_s
-        self._due_s[token] = self._line_free_s
+        self._due_s.append(self._line_free_s)
 
     def reap(self) -> list[Ended]:
         """In the order of `submit`, as the inner queue's are."""
         for ended in self._inner.reap():
-            self._held.append((self._due_s.pop(ended[0]), ended))
+            self._held.append((self._due_s.popleft(), ended))
         now_s = self._clock()
         through = []
         while self._held and self._held[0][0] <= now_s:

@@ -1,6 +1,6 @@
 """How hot each expert is by what the clients say they have used: their areas' counts, absorbed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,11 @@ ABSORB_INTERVAL_MS = 5.0
 
 
 class Heat:
-    """A view of a cache's clients, and the policy that their uses feed."""
+    """The clients that count their uses, and the policy that these feed."""
 
-    def __init__(
-        self, key_count: int, clients: Mapping[int, CacheClient], now_ms: Callable[[], float]
-    ) -> None:
+    def __init__(self, key_count: int, now_ms: Callable[[], float]) -> None:
         self.policy = LfuAgeing(key_count)
-        self._clients = clients
+        self._clients: list[CacheClient] = []
         self._now_ms = now_ms
         self._absorbed_at_ms = now_ms()
         self._departed: npt.NDArray[np.uint32] = np.zeros(key_count, np.uint32)
@@ -30,7 +28,7 @@ class Heat:
         now_ms = self._now_ms()
         if now_ms - self._absorbed_at_ms >= ABSORB_INTERVAL_MS:
             self._absorbed_at_ms = now_ms
-            for client in self._clients.values():
+            for client in self._clients:
                 self.absorb(client)
 
     def absorb(self, client: CacheClient) -> None:
@@ -39,15 +37,18 @@ class Heat:
         self.policy.absorb(uses + scanned / USE_PARTS)
         client.absorbed = counted
 
+    def join(self, client: CacheClient) -> None:
+        if client.counts_uses:
+            self._clients.append(client)
+
     def leave(self, client: CacheClient) -> None:
         """A client goes: what it has used stays counted."""
+        if not client.counts_uses:
+            return
+        self._clients.remove(client)
         self.absorb(client)
         self._departed += client.absorbed.sum(axis=0, dtype=np.uint32).reshape(-1)
 
     def uses_of(self, key: int) -> int:
         """A number that another use of an expert changes, and that who leaves does not change."""
-        return int(self._departed[key]) + sum(
-            int(plane.reshape(-1)[key])
-            for client in self._clients.values()
-            for plane in (client.area.uses, client.area.scanned)
-        )
+        return int(self._departed[key]) + sum(client.uses_of(key) for client in self._clients)

@@ -199,9 +199,10 @@ class Prefetch:
     # What has passed
 
     def passed(self, now_ms: float) -> list[Hinted]:
-        """Hints whose layer has passed: those without a slot are forgotten, the others stay.
+        """Hints whose layer has passed, or whose slab has been used: nothing holds its slot then.
 
-        For each of the others, `withdrawn` or, once it is there, `judge` has to follow.
+        Those without a slot are forgotten, the others stay: for each of these, `withdrawn` or, once
+        it is there, `judge` has to follow.
         """
         sections = {number: area.section for number, area in self._areas.items()}
         if sections == self._seen and now_ms < self._look_at_ms:
@@ -212,7 +213,11 @@ class Prefetch:
         for hinted in over:
             del self._waiting[hinted.key]
             self.counters.expired += 1
-        return [h for h in self._given.values() if _is_over(h, sections, now_ms)]
+        return [
+            hinted
+            for hinted in self._given.values()
+            if _is_over(hinted, sections, now_ms) or (hinted.is_there and self._is_used(hinted))
+        ]
 
     def withdrawn(self, slot: int) -> None:
         """It will not come: nothing of it had begun."""
@@ -220,11 +225,14 @@ class Prefetch:
         self.counters.withdrawn += 1
         self.counters.issued_bytes -= hinted.size_bytes
 
+    def _is_used(self, hinted: Hinted) -> bool:
+        return self._uses_of(hinted.key) != hinted.uses  # clients' counts may wrap
+
     def judge(self, slot: int) -> bool:
         """The verdict on a slab that is there: whether it was useful."""
         hinted = self._given.pop(slot)
         assert hinted.is_there
-        useful = self._uses_of(hinted.key) != hinted.uses  # clients' counts may wrap
+        useful = self._is_used(hinted)
         if useful:
             self.counters.useful += 1
             self.counters.useful_bytes += hinted.size_bytes
@@ -235,6 +243,9 @@ class Prefetch:
 
 
 def _is_over(hinted: Hinted, sections: dict[int, int], now_ms: float) -> bool:
-    return now_ms >= hinted.deadline_ms or not any(
-        sections.get(number, section + 1) <= section for number, section in hinted.sections.items()
-    )
+    if now_ms >= hinted.deadline_ms:
+        return True
+    for number, section in hinted.sections.items():  # a loop, for there are many and often
+        if sections.get(number, section + 1) <= section:
+            return False
+    return True

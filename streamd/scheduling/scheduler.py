@@ -17,7 +17,7 @@ from streamd.readers.slab_read import Priority
 from streamd.scheduling.backfill import Backfill
 from streamd.scheduling.prefetch import Prefetch
 from streamd.slot_cache.cache import NO_CLASS, HostCache
-from streamd.slot_cache.grants import Grant, Wishes
+from streamd.slot_cache.grants import Grant, Step, Wishes
 
 # Wishes handed to the cache in one step.
 MAX_WISHES = 32
@@ -110,15 +110,27 @@ class Scheduler:
         return self.cache.waiting or self.prefetch.pending or self.backfill.eager
 
     def step(self) -> set[int]:
-        """One step of the protocol; what it grants is brought. Clients to ring."""
+        """One step of the protocol; what it grants is brought. Clients to ring.
+
+        Who waits is served at once; what was hinted has time until the next turn.
+        """
         now_ms = self._now_ms()
+        ring = set[int]()
         if self.cache.waiting:
             self.backfill.demanded_at_ms = now_ms
+            ring = self._carry(self.cache.step(self._carrier.room))
+            if not self.cache.asking_numbers:
+                return ring
         self._drop_passed(now_ms)
         wishes = self._wishes(now_ms)
         step = self.cache.step(self._carrier.room, wishes)
         if len(step.grants) < len(wishes.prefetch):
             self._wish_at_ms = now_ms + RETRY_MS
+        self.cache.eviction.prepare()
+        return ring | self._carry(step)
+
+    def _carry(self, step: Step) -> set[int]:
+        """Have brought what has been granted. Clients to ring."""
         for slot, number in step.joined.items():
             self.prefetch.joined(slot)
             self.backfill.joined(slot)
@@ -174,7 +186,7 @@ class Scheduler:
     def _judge(self, slot: int) -> None:
         self.cache.release(slot)
         if not self.prefetch.judge(slot):
-            self.cache.offer(slot)
+            self.cache.eviction.offer(self.cache.class_of_slot(slot), slot)
 
     def _wishes(self, now_ms: float) -> Wishes:
         hinted: tuple[int, ...] = ()

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from shared.errors import RequestError
 from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
 from shared.slots import ClassSlots
-from shared.victims import VictimChooser
-from shared.wire import GPU_TIER, HOST_TIER
+from shared.wire import HOST_TIER
 from streamd.readers.slab_read import Priority
 from streamd.scheduling.heat import Heat
 from streamd.slot_cache.cache_client import CacheClient
 from streamd.slot_cache.cache_counters import CacheCounters
+from streamd.slot_cache.eviction import Eviction
 from streamd.slot_cache.grants import NO_WISHES, Grant, Step, Wishes
 from streamd.slot_cache.reserve import Reserve
 
@@ -45,35 +45,43 @@ class HostCache:
         self.classes = tuple(classes)
         self.counters = CacheCounters()
         self.clients: dict[int, CacheClient] = {}
+        self._asking: dict[int, CacheClient] = {}  # those that want something
         self.reading: dict[int, int] = {}  # key -> slot
         self.ahead: set[int] = set()
         self.table = table
-        self.plane = table.gpu_slots if tier == GPU_TIER else table.host_slots
+        self.plane = table.plane_of(tier)
         self._n_experts = table.shape.n_experts
         self.layer_class = tuple(layer_class)
         self._barrier = barrier
         self._now_ms = now_ms
-        self.heat = Heat(table.shape.cell_count, self.clients, now_ms)
-        self.choosers = {
-            c: VictimChooser(c, self.heat.policy, self.heat.refresh) for c in self.classes
-        }
+        self.heat = Heat(table.shape.cell_count, now_ms)
+        self.eviction = Eviction(table, tier, self.classes, self.heat, barrier, self.counters)
         self.reserve = Reserve(self.clients, tier)
 
     # Clients
 
-    def attach(self, number: int, area: ClientArea, wave_limit: int | None = None) -> None:
+    def attach(
+        self,
+        number: int,
+        area: ClientArea,
+        wave_limit: int | None = None,
+        counts_uses: bool = True,
+    ) -> None:
         """Let a client in, with its reserve made; DaemonBusy or PlanError where that cannot be."""
         assert number not in self.clients
-        client = CacheClient(number, area, self._now_ms(), wave_limit)
+        client = CacheClient(number, area, self._now_ms(), wave_limit, counts_uses)
         self.reserve.check_room(self.classes, client)
         if not client.ours:
             self.table.revoked[number] = 0
         self.clients[number] = client
+        self.reserve.clients_changed()
+        self.heat.join(client)
         self._retire()
 
     def detach(self, number: int) -> None:
         """Forget a client that has left, died or been revoked."""
         client = self.clients.pop(number)
+        self.reserve.clients_changed()
         self.heat.leave(client)
         self.counters.departed_hits += client.area.hits
         self.counters.departed_tokens += client.area.tokens
@@ -109,13 +117,20 @@ class HostCache:
         if len(keys | client.wanted | given) > wave_experts:
             raise RequestError(f"more than {wave_experts} experts wanted in one section")
         client.wanted |= keys
+        if client.wanted:
+            self._asking[number] = client
         client.still_since_ms = self._now_ms()
         self.counters.count_misses(layer, len(experts))
 
     @property
+    def asking_numbers(self) -> set[int]:
+        """Of the clients whose requests have no slot yet."""
+        return set(self._asking)
+
+    @property
     def waiting(self) -> bool:
         """Whether a request has no slot yet, so that another step may serve it."""
-        return any(client.wanted for client in self.clients.values())
+        return bool(self._asking)
 
     def step(self, room_count: int, wishes: Wishes = NO_WISHES) -> Step:
         """One step of the protocol: retire, see, reclaim, give. Reads are submitted after it.
@@ -128,11 +143,11 @@ class HostCache:
             return step
         self._retire(wishes)
         self.reclaim()
-        waiting = [client for client in self.clients.values() if client.wanted]
-        for client in sorted(waiting, key=lambda client: client.age):
+        for client in sorted(self._asking.values(), key=lambda client: client.age):
             self._serve(client, room_count, step)
-        self._give_ahead(wishes.prefetch, Priority.PREFETCH, room_count, step)
-        if not self.waiting:
+        if wishes.prefetch:
+            self._give_ahead(wishes.prefetch, Priority.PREFETCH, room_count, step)
+        if wishes.backfill and not self.waiting:
             self._give_ahead(wishes.backfill, Priority.BACKFILL, room_count, step)
         return step
 
@@ -168,41 +183,23 @@ class HostCache:
             self.ahead.remove(slot)
             self.class_of_slot(slot).unpin(slot)
 
-    def offer(self, slot: int) -> None:
-        """A slab that nobody wanted after all: it goes before those that are as cold as it is."""
-        self.choosers[self.class_of_slot(slot)].offer(slot)
-
     # The parts of a step
 
     def _retire(self, wishes: Wishes = NO_WISHES) -> None:
         """Take victims out until every class has its reserve, and what is asked of it besides."""
-        wanted = set[int]().union(*(client.wanted for client in self.clients.values()))
+        wanted = set[int]().union(*(client.wanted for client in self._asking.values()))
         asked_counts = Counter(self.class_of_key(k) for k in wanted if not self.has_slot(k))
-        victims: list[tuple[ClassSlots, int]] = []
         wished_counts = Counter(self.class_of_key(k) for k in wishes.prefetch)
-        for slots, chooser in self.choosers.items():
+        needed_counts = {}
+        for slots in self.classes:
             needed_count = self.reserve.count(slots) + asked_counts[slots]
             if wishes.prefetch and not slots.holds_all:
                 # None is left while a newcomer waits for what is held to land; demands go on.
                 room_count = max(0, self.reserve.room_ahead(slots, self.ahead))
                 spare_count = min(wishes.spare_count, room_count // 2)
                 needed_count += min(max(wished_counts[slots], spare_count), room_count)
-            chosen = chooser.choose(needed_count - slots.spare_count)
-            victims += [(slots, slot) for slot in chosen]
-        self.take_out(victims)
-
-    def take_out(self, victims: Sequence[tuple[ClassSlots, int]], for_good: bool = False) -> None:
-        """LIVE -> LIMBO, with the grace period begun; `for_good`: to be closed after it."""
-        if not victims:
-            return
-        for slots, slot in victims:
-            self.plane[divmod(slots.key_of(slot), self._n_experts)] = NOT_RESIDENT
-        self._barrier()
-        self.table.epoch += 1
-        for slots, slot in victims:
-            slots.retire(slot, self.table.epoch, for_good)
-        self._barrier()
-        self.counters.evictions += len(victims)
+            needed_counts[slots] = needed_count
+        self.eviction.make_spare(needed_counts)
 
     def reclaim(self) -> None:
         """LIMBO -> FREE as far as the clients have moved on."""
@@ -227,6 +224,7 @@ class HostCache:
             self.class_of_slot(slot).unpin(slot)
         client.pins.clear()
         client.wanted.clear()
+        self._asking.pop(client.number, None)
         client.section = section
         client.still_since_ms = self._now_ms()
 
@@ -259,6 +257,8 @@ class HostCache:
             if slot not in client.pins:
                 client.pins.add(slot)
                 slots.pin(slot)
+        if not client.wanted:
+            del self._asking[client.number]
         for slot in step.joined:
             self.release(slot)
 

@@ -11,6 +11,7 @@ class CacheClient:
     pins: slots given for the section it is in, READING or LIVE.
     still_since_ms: when it last moved, or got something it had waited for.
     wave_limit: the most experts a section of it needs, where that is less than the class's wave.
+    counts_uses: whether its area does; of many parts of the daemon one counts for all.
     """
 
     def __init__(
@@ -19,6 +20,7 @@ class CacheClient:
         area: ClientArea,
         now_ms: float,
         wave_limit: int | None = None,
+        counts_uses: bool = True,
     ) -> None:
         self.number = number
         self.area = area
@@ -28,7 +30,13 @@ class CacheClient:
         self.published = NONE_EPOCH
         self.section = area.section
         self.still_since_ms = now_ms
+        self.counts_uses = counts_uses
         self.absorbed = area.counted.copy()
+        self._uses_by_key = area.counted.reshape(2, -1)  # a view
+
+    def uses_of(self, key: int) -> int:
+        """So often it has used an expert, or parts of it: a number that grows with each use."""
+        return sum(self._uses_by_key[:, key].tolist())
 
     @property
     def ours(self) -> bool:

@@ -26,6 +26,7 @@ def _check_reserve(cache: HostCache, slots: ClassSlots) -> None:
     else:
         reserve_count = sum(c.wave_experts(slots) for c in cache.clients.values())
         assert slots.spare_count >= reserve_count, "the reserve is short"
+        assert cache.reserve.count(slots) == reserve_count
 
 
 def _check_table(cache: HostCache) -> None:
@@ -71,6 +72,8 @@ def _check_requests(cache: HostCache) -> None:
         for index, key in enumerate(slots.key.tolist())
         if key != NO_KEY
     }
+    wanting = {client.number for client in cache.clients.values() if client.wanted}
+    assert cache.asking_numbers == wanting
     for client in cache.clients.values():
         needed = client.wanted | {slot_keys[slot] for slot in client.pins}
         classes = [cache.classes[cache.layer_class[key // n_experts]] for key in needed]

@@ -24,12 +24,19 @@ class Reserve:
     def __init__(self, clients: Mapping[int, CacheClient], tier: str = "host") -> None:
         self._clients = clients
         self._tier = tier
+        self._counts: dict[ClassSlots, int] = {}
+
+    def clients_changed(self) -> None:
+        """One has come or gone."""
+        self._counts.clear()
 
     def count(self, slots: ClassSlots) -> int:
         """Slots of a class that are FREE or in LIMBO at every moment."""
-        if slots.holds_all:
-            return 0
-        return sum(client.wave_experts(slots) for client in self._clients.values())
+        count = self._counts.get(slots)
+        if count is None:
+            waves = (client.wave_experts(slots) for client in self._clients.values())
+            count = self._counts[slots] = 0 if slots.holds_all else sum(waves)
+        return count
 
     def check_room(self, classes: Iterable[ClassSlots], newcomer: CacheClient) -> None:
         """PlanError or DaemonBusy unless one more client can have its slots and its reserve."""

@@ -18,8 +18,7 @@ def close_slots(cache: HostCache, slots: ClassSlots, count: int) -> None:
     while left_count > 0 and reserve.may_give(slots, reserve.share_of_all(slots)):
         slots.close()
         left_count -= 1
-    victims = cache.choosers[slots].choose(left_count)
-    cache.take_out([(slots, slot) for slot in victims], for_good=True)
+    cache.eviction.take_out(cache.eviction.choose(slots, left_count), for_good=True)
 
 
 def open_slots(slots: ClassSlots, count: int) -> None:

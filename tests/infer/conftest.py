@@ -104,6 +104,9 @@ class LocalModel:
         """As if those with odd numbers were not there."""
         return experts % 2 == 1
 
+    def unread(self, layer, experts) -> np.ndarray:
+        return self.absent(layer, experts)
+
     def hint(self, layer, experts, layers_ahead) -> None:
         self.hinted.append((layer, experts.tolist(), layers_ahead))
 

@@ -132,3 +132,24 @@ def test_an_offer_to_nobody_is_forgotten():
     bench = Bench([3, 1])
     bench.chooser.offer(bench.slot_of[0])
     assert bench.evict(2) == [1, 0]
+
+
+def test_victims_are_looked_for_before_they_are_needed():
+    bench = Bench(range(4 * BATCH_DIVISOR))
+    assert bench.evict(1) == [0]
+    bench.chooser.prepare()
+    assert bench.refresh_count == 1, "most of the batch is left"
+    bench.evict(2)
+    bench.policy.heat[50] = 0
+    bench.chooser.prepare()
+    assert bench.refresh_count == 2
+    assert bench.evict(3) == [50, 3, 4]
+    assert bench.refresh_count == 2
+
+
+def test_it_is_not_looked_again_and_again_where_few_can_go():
+    bench = Bench(range(4 * BATCH_DIVISOR))
+    bench.evict(4 * BATCH_DIVISOR)
+    for _ in range(3):
+        bench.chooser.prepare()
+    assert bench.refresh_count <= BATCH_DIVISOR + 2

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 
 import msgpack
 import pytest
@@ -92,3 +93,28 @@ def test_other_descriptors_are_watched(control):
     control.poll(0)
     assert reactions == [5]
     os.close(bell)
+
+
+def test_a_nap_ends_when_something_happens(control):
+    bell, reactions = os.eventfd(0), []
+    control.watch(bell, lambda: reactions.append(os.eventfd_read(bell)))
+    control.nap(1e-4)
+    assert reactions == []
+    os.eventfd_write(bell, 5)
+    began_s = time.monotonic()
+    control.nap(5.0)
+    assert reactions == [5]
+    assert time.monotonic() - began_s < 4
+    control.unwatch(bell)
+    os.eventfd_write(bell, 5)
+    control.nap(1e-4)
+    assert reactions == [5]
+
+
+def test_requests_are_answered_between_naps(control, daemon, dealer):
+    daemon.answers[StatsRequest] = Stats({})
+    dealer.send(encode(StatsRequest()))
+    deadline_s = time.monotonic() + PATIENCE_MS / 1000
+    while not dealer.poll(0) and time.monotonic() < deadline_s:
+        control.nap(1e-3)
+    assert decode(dealer.recv(zmq.NOBLOCK)) == Stats({})

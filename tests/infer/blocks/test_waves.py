@@ -1,7 +1,5 @@
 """How the touched experts are divided into waves."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -11,15 +9,18 @@ N_EXPERTS, TOP_K = 40, 4
 
 
 class Source:
-    def __init__(self, wave_experts, present):
+    def __init__(self, wave_experts, present, below=()):
         self._wave_experts = wave_experts
-        self._present = present
+        self._present, self._below = present, below
 
     def wave_experts(self, layer):
         return self._wave_experts
 
     def absent(self, layer, experts):
         return ~np.isin(experts, self._present)
+
+    def unread(self, layer, experts):
+        return ~np.isin(experts, [*self._present, *self._below])
 
 
 @pytest.fixture
@@ -54,7 +55,34 @@ def test_what_is_there_comes_first(ids):
     assert order[len(there) :].tolist() == [e for e in touched if e not in present]
 
 
-def test_the_next_wave_is_hinted_before_this_one_is_computed(gguf_factory, local_model, tmp_path):
+class Ahead:
+    """The hinted ones are known to it."""
+
+    def __init__(self, hinted):
+        self._hinted = hinted
+        self.chosen_of = {}
+
+    def chosen(self, layer, experts):
+        self.chosen_of[layer] = experts.tolist()
+        return np.isin(experts, self._hinted)
+
+    def advance(self, layer, waves):
+        raise AssertionError("nothing is computed here")
+
+
+def test_what_is_hinted_comes_first_of_its_kind(ids):
+    """There, to be brought from the tier below, to be read: of each the hinted ones first."""
+    source = Source(6, present=[3, 17, 20], below=[2, 5, 30])
+    ahead = Ahead([20, 5, 11, 39])
+    order = np.concatenate([wave.experts for wave in _waves(ids, source, 7, ahead)]).tolist()
+    touched = np.unique(ids).tolist()
+    assert ahead.chosen_of == {7: touched}
+    assert {2, 3, 5, 11, 17, 20, 30, 39} <= set(touched)
+    others = [e for e in touched if e not in (2, 3, 5, 11, 17, 20, 30, 39)]
+    assert order == [20, 3, 17, 5, 2, 30, 11, 39, *others]
+
+
+def test_a_layer_s_waves_are_hinted_before_they_come(gguf_factory, local_model, tmp_path):
     """As if experts with odd numbers were absent; see LocalModel."""
     from infer.kernels.reference_kernels import ReferenceKernels  # noqa: PLC0415
 
@@ -63,22 +91,29 @@ def test_the_next_wave_is_hinted_before_this_one_is_computed(gguf_factory, local
 
     class Recording(local_model):
         def hint(self, layer, experts, layers_ahead):
-            assert layers_ahead == 1
-            events.append(("hint", layer, tuple(experts.tolist())))
+            events.append(("hint", layer, tuple(experts.tolist()), layers_ahead))
 
         def read(self, layer, experts, use_counts, compute, meanwhile):
-            def computing(places, addresses):
-                events.append(("compute", layer, tuple(experts.tolist())))
-                compute(places, addresses)
-
-            super().read(layer, experts, use_counts, computing, meanwhile)
+            events.append(("wave", layer, tuple(experts.tolist())))
+            super().read(layer, experts, use_counts, compute, meanwhile)
 
     ids = np.random.default_rng(1).integers(0, 256, 24).tolist()
-    width = 3
-    Recording(path, lambda _bounds: ReferenceKernels(), wave_experts=width).logits(ids)
-    computed = [event for event in dict.fromkeys(events) if event[0] == "compute"]
-    for before, after in itertools.pairwise(computed):
-        absent = tuple(expert for expert in after[2] if expert % 2)
-        if after[1] == before[1] and absent:
-            assert events.index(("hint", after[1], absent)) < events.index(before)
+    model = Recording(path, lambda _bounds: ReferenceKernels(), wave_experts=3)
+    model.model.prompt_foresight.guesses = False
+    model.logits(ids)
+    hinted = {}
+    waves = [event for event in events if event[0] == "wave"]
+    at = -1
+    for kind, layer, experts, *ahead in events:
+        if kind == "wave":
+            at += 1
+            odd = {expert for expert in experts if expert % 2}
+            began_before = at > 0 and waves[at - 1][1] == layer
+            assert odd == hinted.pop(at, set()) or not began_before
+        else:
+            wave = waves[at + ahead[0]]
+            assert wave[1] == layer
+            assert set(experts) <= set(wave[2])
+            hinted.setdefault(at + ahead[0], set()).update(experts)
+    assert not hinted
     assert any(event[0] == "hint" for event in events)

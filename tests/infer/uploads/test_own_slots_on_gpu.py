@@ -101,7 +101,8 @@ def test_the_daemons_memory_is_pinned_for_reading(place, demo_model):
     with daemon(demo_model):
         config = ModelConfig(model=demo_model, device="cuda:0", ctx=512)
         engine = Engine(GgufIndex.open(demo_model), NAME, config)
-        engine.logits(PROMPT)
-        pinned_count = int(engine.client._slots._pinned.sum())
-        engine.close()
-    assert pinned_count > 0
+        try:
+            engine.logits(PROMPT)
+            assert any(engine.client._slots._slots._pinned)
+        finally:
+            engine.close()

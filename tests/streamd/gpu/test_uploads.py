@@ -250,6 +250,7 @@ def test_random_walks(make_bench, seed):
         bench.turn()
     for client in clients.values():
         client.area.leave()
+    for client in clients.values():
         bench.bring(client, 0, 0, 1)
     assert np.count_nonzero(bench.table.gpu_slots >= 0) > 2
 
@@ -270,3 +271,14 @@ def test_it_is_busy_for_a_while_after_the_last_copy(bench):
     assert bench.gpu.is_busy()
     bench.now_ms += LINGER_MS
     assert not bench.gpu.is_busy()
+
+
+def test_an_upload_counts_as_one_use_of_the_host_slab_whichever_lane_it_takes(bench):
+    client = bench.attach(0)
+    bench.bring(client, 0, 5, 6)
+    uses_of = bench.scheduler.cache.heat.uses_of
+    assert (uses_of(5), uses_of(6), uses_of(7)) == (1, 1, 0)
+    bench.scheduler.cache.heat.refresh()
+    bench.now_ms += 1000
+    bench.scheduler.cache.heat.refresh()
+    assert bench.scheduler.cache.heat.policy.heat[[5, 6, 7]].tolist() == [1, 1, 0]

@@ -114,6 +114,28 @@ def test_what_could_not_be_brought_is_left_alone_for_a_while(prefetch):
     assert set(prefetch.wishes(9, everything)) == {5, 6, 100}, "the oldest is forgotten"
 
 
+def test_what_has_been_used_is_held_no_longer():
+    """Although the section it was hinted for, the last one that may read it, is yet to come."""
+    uses, table, area = [0] * SHAPE.cell_count, a_table(), an_area()
+    prefetch = Prefetch(lambda key: SLAB_BYTES, uses.__getitem__)
+    prefetch.hint(0, area, 9, [5, 6, 7], 0.0)
+    for slot, key in enumerate(prefetch.wishes(3, everything)):
+        prefetch.given(key, slot)
+    prefetch.landed(0)
+    prefetch.landed(1)
+    assert prefetch.passed(0.0) == []
+    area.enter(table)
+    uses[5] += 1
+    uses[7] += 1  # by somebody else: it is still on its way here
+    (used,) = prefetch.passed(0.0)
+    assert (used.key, used.slot) == (5, 0)
+    assert prefetch.judge(0)
+    assert prefetch.passed(0.0) == []
+    assert 0 not in prefetch
+    assert {1, 2} <= {slot for slot in range(3) if slot in prefetch}
+    assert (prefetch.counters.useful, prefetch.counters.wasted) == (1, 0)
+
+
 class PrefetchMachine(RuleBasedStateMachine):
     """Anything may happen at any time; the books always balance."""
 

@@ -292,3 +292,16 @@ def test_what_a_client_that_leaves_has_not_used_is_wasted(world, client):
     world.cache.detach(client.number)
     world.idle(5)
     assert check_books(world).wasted == 1
+
+
+def test_who_waits_is_served_before_anything_is_done_about_hints():
+    """In the turn in which it is heard: what was hinted has time until the next one."""
+    world = PrefetchWorld(slot_count=64)
+    decoder = world.decoder()
+    section = decoder.area.enter(world.table)
+    world.scheduler.hint(decoder.number, decoder.area, section + 1, 2, [7, 8])
+    world.cache.fetch(decoder.number, section, 1, [3])
+    world.scheduler.step()
+    assert sorted(world.cache.reading) == [1 * 32 + 3]
+    world.scheduler.step()
+    assert sorted(world.cache.reading) == [1 * 32 + 3, 2 * 32 + 7, 2 * 32 + 8]
