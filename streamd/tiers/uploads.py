@@ -14,16 +14,15 @@ docs/protocol.md's rules then keep the host slot as it is while the copy reads i
 nothing that another client holds once its slab is there, so it always ends by itself.
 
 What nobody waits for yet gets a lane only while the bus is idle: what is waited for is not being
-copied, it waits for the drive itself. It is copied part by part, a few of them under way at a time:
-a demand waits for those, and a lane that is demanded meanwhile has the rest of its parts at once.
+copied, it waits for the drive itself. Few of them at a time, since a demand waits for the copies
+that are under way when it comes.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shared.arena import ArenaLayout
-from shared.device_copies import Copy
 from shared.errors import StreamError
 from shared.residency import MAX_CLIENTS, NOT_RESIDENT, ClientArea
 from streamd.gpu.device import CopyQueue
@@ -36,30 +35,19 @@ from streamd.slot_cache.grants import Grant
 # Slabs on their way at a time. They cost twice as many host slots of each class, and hide the
 # drive's latency and that of the main loop.
 LANE_COUNT = 16
-# Of those, for what nobody waits for; and how many of its parts (gate, up, down) are under way: two
-# keep the bus busy until the main loop turns again.
+# Of those, for what nobody waits for: two keep the bus busy.
 AHEAD_LANE_COUNT = 2
-AHEAD_PART_COUNT = 2
-# Demanded slabs under way beside which the bus counts as idle: the last one ends before we see it.
-LAST_DEMAND_COUNT = 1
 QUEUE_LENGTH = 4096
 
 
 @dataclass
 class Lane:
-    """One client of the host cache; `grant` says which GPU slot its section is for.
-
-    copying: its slab is in the host cache. left: copies that the device has not been given yet;
-    submitted_count: those given to it, by calls of `submit`, that have not ended.
-    """
+    """One client of the host cache; `grant` says which GPU slot its section is for."""
 
     number: int
     area: ClientArea
     grant: Grant | None = None
     copying: bool = False
-    left: list[Copy] = field(default_factory=list)
-    submitted_count: int = 0
-    error: StreamError | None = None
 
     @property
     def is_demanded(self) -> bool:
@@ -121,12 +109,7 @@ class Uploads:
     def promote(self, slot: int, owner: int) -> None:
         """A client waits now for what comes into a GPU slot."""
         if grant := self._ahead.pop(slot, None):
-            self._demanded.append(owner, _demanded(grant, owner))
-            return
-        for lane in self._lanes:
-            if lane.grant is not None and lane.grant.slot == slot:
-                lane.grant = _demanded(lane.grant, owner)
-                self._submit(lane, len(lane.left))
+            self._demanded.append(owner, replace(grant, priority=Priority.DEMAND, owner=owner))
 
     def withdraw(self, slot: int) -> bool:
         """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""
@@ -144,7 +127,7 @@ class Uploads:
         A fetched expert shows in the host table, so this is called after reads have ended.
         """
         for number, error in self._device.reap():
-            self._copied(self._lanes[number - MAX_CLIENTS], error)
+            self._end(self._lanes[number - MAX_CLIENTS], error)
         for lane in self._lanes:
             if lane.grant is not None and not lane.copying:
                 self._copy_if_there(lane, lane.grant)
@@ -153,7 +136,6 @@ class Uploads:
                 if (grant := self._next()) is None:
                     break
                 self._begin(lane, grant)
-        self._copy_ahead()
         ended, self._ended = self._ended, []
         return ended
 
@@ -161,27 +143,12 @@ class Uploads:
         """Whose turn it is to have a lane."""
         if self._demanded:
             return self._demanded.pop()
-        ahead_count = sum(lane.grant is not None and not lane.is_demanded for lane in self._lanes)
-        if not (self._ahead and self._bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
+        busy = [lane for lane in self._lanes if lane.grant is not None]
+        ahead_count = sum(not lane.is_demanded for lane in busy)
+        bus_is_idle = not any(lane.is_demanded and lane.copying for lane in busy)
+        if not (self._ahead and bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
             return None
         return self._ahead.pop(next(iter(self._ahead)))
-
-    @property
-    def _bus_is_idle(self) -> bool:
-        """But for what nobody waits for."""
-        demands = [lane for lane in self._lanes if lane.copying and lane.is_demanded]
-        return len(demands) <= LAST_DEMAND_COUNT
-
-    def _copy_ahead(self) -> None:
-        """The next parts of what nobody waits for, as many as may be under way."""
-        lanes = [lane for lane in self._lanes if lane.copying and not lane.is_demanded]
-        if not lanes or not self._bus_is_idle:
-            return
-        room_count = AHEAD_PART_COUNT - sum(lane.submitted_count for lane in lanes)
-        for lane in sorted(lanes, key=lambda lane: len(lane.left)):
-            while lane.left and room_count > 0:
-                room_count -= 1
-                self._submit(lane, 1)
 
     def _begin(self, lane: Lane, grant: Grant) -> None:
         section = lane.area.enter(self._cache.table)
@@ -201,50 +168,24 @@ class Uploads:
         if host_slot == NOT_RESIDENT:
             return
         targets = self._targets[grant.slot].tolist()
-        lane.left = self._source.copies(host_slot, grant.layer, grant.expert, targets)
+        copies = self._source.copies(host_slot, grant.layer, grant.expert, targets)
         lane.copying = True
-        self.upload_count += 1
-        self.uploaded_bytes += sum(copy.size_bytes for copy in lane.left)
-        if lane.is_demanded:
-            self._submit(lane, len(lane.left))
-
-    def _submit(self, lane: Lane, count: int) -> None:
-        """The next copies of a lane, if there are any, in one go."""
-        copies, lane.left = lane.left[:count], lane.left[count:]
-        if not copies:
-            return
         try:
             self._device.submit(lane.number, copies)
         except StreamError as error:
-            self._settle(lane, error)
+            self._end(lane, error)
             return
-        lane.submitted_count += 1
-
-    def _copied(self, lane: Lane, error: StreamError | None) -> None:
-        """One `_submit` has ended."""
-        lane.submitted_count -= 1
-        self._settle(lane, error)
-
-    def _settle(self, lane: Lane, error: StreamError | None) -> None:
-        """The slab is over with its last copy, or with the first that fails and those beside it."""
-        if error is not None:
-            lane.error = lane.error or error
-            lane.left = []
-        if not lane.left and not lane.submitted_count:
-            self._end(lane, lane.error)
+        self.upload_count += 1
+        self.uploaded_bytes += sum(copy.size_bytes for copy in copies)
 
     def _end(self, lane: Lane, error: StreamError | None) -> None:
         assert lane.grant is not None
         lane.area.leave()
         self._ended.append(Uploaded(lane.grant.slot, error))
-        lane.grant = lane.error = None
+        lane.grant = None
         lane.copying = False
 
     def close(self) -> None:
         """Nothing is read from host slots or written to the GPU any more."""
         self._device.drain()
         self._source.close()
-
-
-def _demanded(grant: Grant, owner: int) -> Grant:
-    return replace(grant, priority=Priority.DEMAND, owner=owner)

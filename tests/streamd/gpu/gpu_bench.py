@@ -25,8 +25,6 @@ PAGE_BYTES = 4096
 GPU_ALIGN_BYTES = 256
 PART_BYTES = (96, 160, 64)
 N_LAYERS, N_EXPERTS, TOP_K = 2, 64, 2
-# What is on its way for nobody comes part by part, and what waits for its lanes after it.
-BRING_TURNS = 8
 
 
 def some_experts() -> ExpertIndex:
@@ -161,7 +159,7 @@ class GpuBench:
     def bring(self, client: GpuClient, layer: int, *experts: int) -> None:
         """A whole section: missed, read, uploaded."""
         client.ask(layer, *experts)
-        for _ in range(BRING_TURNS):
+        for _ in range(4):
             self.turn()
             for slot in list(self.reads):
                 self.finish_read(slot)

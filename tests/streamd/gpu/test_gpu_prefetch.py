@@ -6,7 +6,7 @@ import pytest
 from gpu_bench import N_EXPERTS, N_LAYERS
 
 from streamd.scheduling.scheduler import RETRY_MS
-from streamd.tiers.uploads import AHEAD_PART_COUNT
+from streamd.tiers.uploads import AHEAD_LANE_COUNT
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_hint_is_read_then_uploaded_and_a_hit_by_then(bench):
     assert not bench.gpu.cache.reading, "a GPU slot is for what can be uploaded"
     read_all(bench)
     bench.turn()
-    assert [len(copies) for _, copies in bench.device.queued] == [1] * AHEAD_PART_COUNT
+    assert len(bench.device.queued) == 1
     settle(bench)
     assert bench.table.gpu_slots[1, 5] >= 0
     client.area.enter(bench.table)
@@ -73,7 +73,7 @@ def test_hints_that_wait_for_the_disk_cost_little_each_turn(bench, monkeypatch):
     assert len(looks) == 2
     bench.finish_read(next(iter(bench.reads)))
     bench.turn()
-    assert bench.device.queued, "what has arrived goes on at once"
+    assert len(bench.device.queued) == 1, "what has arrived goes on at once"
 
 
 def test_a_demand_takes_over_what_is_being_read_for_a_hint(bench):
@@ -105,10 +105,10 @@ def test_a_demand_takes_over_an_upload_that_waits(bench):
     bench.turn()
     read_all(bench)
     bench.turn()
-    assert len(bench.device.queued) == AHEAD_PART_COUNT
+    assert len(bench.device.queued) == AHEAD_LANE_COUNT < 4
     client.ask(1, 4)
     bench.turn()
-    assert [len(copies) for _, copies in bench.device.queued] == [1] * AHEAD_PART_COUNT + [3]
+    assert len(bench.device.queued) == AHEAD_LANE_COUNT + 1
     settle(bench)
     assert bench.rung == {0}
     gpu, _ = counters(bench)
@@ -116,64 +116,18 @@ def test_a_demand_takes_over_an_upload_that_waits(bench):
     assert bench.gpu.uploads.upload_count == 4
 
 
-def test_a_demand_has_the_rest_of_an_upload_at_once(bench):
-    client = bench.attach(0)
-    client.area.enter(bench.table)
-    hint(bench, client, 1, 1, 2)
-    bench.turn()
-    read_all(bench)
-    bench.turn()
-    client.ask(1, 1)
-    bench.turn()
-    tokens = [token for token, _ in bench.device.queued]
-    assert tokens[: AHEAD_PART_COUNT + 1] == tokens[:1] * (AHEAD_PART_COUNT + 1)
-    bench.device.finish(AHEAD_PART_COUNT)
-    bench.turn()
-    assert bench.table.gpu_slots[1, 1] < 0, "its last part is under way"
-    bench.device.finish()
-    bench.turn()
-    assert bench.table.gpu_slots[1, 1] >= 0
-    assert bench.rung == {0}
-    settle(bench)
-    gpu, _ = counters(bench)
-    assert (gpu.issued, gpu.late) == (2, 1)
-
-
-def test_a_part_that_fails_ends_an_upload_once_the_others_have_ended(bench):
-    client = bench.attach(0)
-    client.area.enter(bench.table)
-    hint(bench, client, 1, 1)
-    bench.turn()
-    read_all(bench)
-    bench.turn()
-    assert len(bench.device.queued) == 2
-    bench.device.fail()
-    bench.turn()
-    assert bench.gpu.cache.reading, "the second part still writes to the slot"
-    assert len(bench.device.queued) == 1, "the third is not begun"
-    bench.device.finish()
-    bench.turn()
-    assert not bench.gpu.cache.reading
-    assert bench.table.gpu_slots[1, 1] < 0
-    gpu, _ = counters(bench)
-    assert (gpu.issued, gpu.failed) == (1, 1)
-
-
-def test_a_demanded_upload_leaves_the_bus_to_nothing_else_but_its_last_copy(bench):
+def test_an_upload_that_was_taken_over_keeps_the_bus_to_itself(bench):
     client = bench.attach(0)
     client.area.enter(bench.table)
     hint(bench, client, 1, 1, 2, 3, 4)
     bench.turn()
     read_all(bench)
     bench.turn()
-    client.ask(1, 3, 4)
+    client.ask(1, 4)
     bench.turn()
-    bench.device.finish(AHEAD_PART_COUNT)
+    bench.device.finish(AHEAD_LANE_COUNT)
     bench.turn()
-    assert [len(copies) for _, copies in bench.device.queued] == [3, 3], "hints wait"
-    bench.device.finish()
-    bench.turn()
-    assert [len(copies) for _, copies in bench.device.queued] == [3] + [1] * AHEAD_PART_COUNT
+    assert len(bench.device.queued) == 1, "the third hint waits"
     settle(bench)
     assert bench.gpu.uploads.upload_count == 4
 
@@ -185,14 +139,14 @@ def test_uploads_ahead_keep_out_of_the_way_of_demands(bench):
     bench.turn()
     read_all(bench)
     bench.turn()
-    client.ask(0, 9, 10)
+    assert len(bench.device.queued) == AHEAD_LANE_COUNT
+    client.ask(0, 9)
     bench.turn()
-    for slot in [slot for slot, grant in bench.reads.items() if grant.expert in (9, 10)]:
-        bench.finish_read(slot)
-    bench.device.finish(AHEAD_PART_COUNT)
+    (slot,) = (slot for slot, grant in bench.reads.items() if grant.expert == 9)
+    bench.finish_read(slot)
+    bench.device.finish(AHEAD_LANE_COUNT)
     bench.turn()
-    assert [len(copies) for _, copies in bench.device.queued][-2:] == [3, 3]
-    assert len(bench.device.queued) <= AHEAD_PART_COUNT + 2
+    assert len(bench.device.queued) == 1, "the demand's alone"
     settle(bench)
     assert bench.rung == {0}
 
