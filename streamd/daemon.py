@@ -81,8 +81,9 @@ class Daemon:
             self._arrivals = Arrivals(self.model, self.sessions, self._control.tell)
             stack.callback(self._control.close)
             # Every turn takes what has ended.
-            for fd in (self.model.reader.fileno(), self.model.tier.fileno(), self._wake_fd):
-                self._control.watch(fd, lambda: None)
+            self._control.watch(self.model.reader.fileno(), lambda: None)
+            self._control.watch(self.model.tier.fileno(), lambda: None)
+            self._control.watch(self._wake_fd, self._silence)
             self._stack = stack.pop_all()
         return self
 
@@ -254,6 +255,10 @@ class Daemon:
             self._stop(reload=False)
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)  # the main loop may be waiting
+
+    def _silence(self) -> None:
+        """A signal has woken the main loop, and may not have ended it."""
+        os.eventfd_read(self._wake_fd)
 
     def _stop_loading(self) -> bool:
         """Asked at every turn of the loop that loads; it must turn as the main loop must."""

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,18 @@ def test_reload_takes_the_file_as_it_is_now(
     assert daemon.process.returncode == 0
 
 
+def busy_share(pid: int) -> float:
+    """Of a core, that a process takes for a while."""
+
+    def cpu_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before_s = cpu_s()
+    time.sleep(0.5)
+    return (cpu_s() - before_s) / 0.5
+
+
 def be_nonsense(path: Path) -> None:
     path.write_bytes(b"nonsense" * 1000)
 
@@ -162,6 +175,7 @@ def test_reload_of_a_file_that_is_no_model_any_more_is_refused(change, place, mo
     daemon.process.send_signal(signal.SIGHUP)
     place.wait_until(lambda: "not reloaded" in daemon.log.read_text(), "the signal is refused too")
     place.wait_until(lambda: place.stats("demo")["fault"], "a notice", NOTICED_WITHIN_S)
+    assert busy_share(daemon.pid) < 0.5, "it sleeps again"
     shown = place.run("streamd", "stats", "--name", "demo").stdout.splitlines()[0]
     assert shown.startswith("fault")
     assert "streamd reload" in shown
