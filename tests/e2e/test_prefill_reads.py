@@ -57,10 +57,9 @@ def test_each_expert_is_read_once_a_chunk(share, chunk, module_place, streaming_
 
 
 def _unasked_count(stats):
-    """Slabs that the idle disk brought, and those hinted that were not used while they were there.
-
-    Each of the latter is at most one read more.
+    """Slabs that the idle disk brought, and those hinted that have not been used, or not yet: who
+    ends in the last section leaves some without a verdict. Each is at most one read more.
     """
     host = stats["tiers"]["host"]
     hinted = host["prefetch"]
-    return host["backfill"]["slabs"] + hinted["wasted"] + hinted["withdrawn"]
+    return host["backfill"]["slabs"] + hinted["issued"] - hinted["useful"] - hinted["late"]
