@@ -118,8 +118,8 @@ FAULTS = {
     ),
     "hints that never pass": Fault(
         "streamd/scheduling/prefetch.py",
-        "return now_ms >= hinted.deadline_ms or not any(",
-        "return not any(",
+        "if now_ms >= hinted.deadline_ms:",
+        "if False:",
         "streamd/scheduling/test_scheduler.py::test_a_hint_grows_old",
     ),
     "a hint held up by no share": Fault(
