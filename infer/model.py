@@ -187,8 +187,9 @@ class Model:
                 watcher(f"hidden.{number}", x)
             self.turns.enter(number)
             ends = number == last_layer
-            looks = (self.foresight, ends, ahead)
-            x = layer.forward(kernels, eps, x, number, kv, start, exact, tap, *looks)
+            x = layer.forward(
+                kernels, eps, x, number, kv, start, exact, tap, self.foresight, ends, ahead
+            )
             self.turns.leave(number)
         if watcher is not None:
             watcher(f"hidden.{len(self.layers)}", ids)

@@ -82,34 +82,26 @@ class Control:
         endpoints.admit(endpoints.unix_path)
         self._listener.listen(MAX_CONNECTIONS)
         self._listener.setblocking(False)
+        self._descriptors = select.epoll()  # of all but the router
+        self._descriptors.register(self._listener.fileno(), select.EPOLLIN)
+        self._nap_count = 0
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
-        self._at_once = select.epoll()  # whatever `poll` waits for but the router
-        self._nap_count = 0
-        self._wait_for(self._listener.fileno())
+        self._poller.register(self._descriptors.fileno(), zmq.POLLIN)
 
     def watch(self, fd: int, react: Callable[[], None]) -> None:
         """Call `react` from `poll` when `fd` is readable."""
         self._watched[fd] = react
-        self._wait_for(fd)
+        self._descriptors.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         del self._watched[fd]
-        self._wait_no_more_for(fd)
-
-    def _wait_for(self, fd: int) -> None:
-        self._poller.register(fd, zmq.POLLIN)
-        self._at_once.register(fd, select.EPOLLIN)
-
-    def _wait_no_more_for(self, fd: int) -> None:
-        self._poller.unregister(fd)
-        self._at_once.unregister(fd)
+        self._descriptors.unregister(fd)
 
     def nap(self, seconds: float) -> None:
         """As `poll`, for less than a millisecond; requests over ZeroMQ may be left for later."""
-        if select.select([self._at_once], [], [], seconds)[0]:
-            for fd, _ in self._at_once.poll(0):
-                self._deal_with(fd)
+        if select.select([self._descriptors], [], [], seconds)[0]:
+            self._take_events()
         self._nap_count += 1
         if self._nap_count % NAPS_A_LOOK == 0:
             self._take_requests()
@@ -120,16 +112,17 @@ class Control:
             if ready is self._router:
                 self._take_requests()
             else:
-                self._deal_with(ready)
+                self._take_events()
 
-    def _deal_with(self, fd: int) -> None:
-        """It is readable."""
-        if fd in self._connections:
-            self._hear(fd)
-        elif fd in self._watched:
-            self._watched[fd]()
-        elif fd == self._listener.fileno():
-            self._accept()
+    def _take_events(self) -> None:
+        """Deal with the descriptors that are readable now."""
+        for fd, _ in self._descriptors.poll(0):
+            if fd in self._connections:
+                self._hear(fd)
+            elif fd in self._watched:
+                self._watched[fd]()
+            elif fd == self._listener.fileno():
+                self._accept()
 
     def tell(self, ticket: int, message: Message) -> None:
         """Send to an attached client; one that has gone or does not read misses it."""
@@ -147,7 +140,7 @@ class Control:
         for fd in list(self._connections):
             self._hang_up(fd)
         self._listener.close()
-        self._at_once.close()
+        self._descriptors.close()
         self._router.close()
         self._context.term()
 
@@ -187,7 +180,7 @@ class Control:
             # Out of descriptors: the connection stays ready, so it is looked at again only when
             # another one has gone.
             log.warning("a connection could not be accepted: %s", error)
-            self._wait_no_more_for(self._listener.fileno())
+            self._descriptors.unregister(self._listener.fileno())
             self._deaf = True
             return
         connection.setblocking(False)
@@ -196,7 +189,7 @@ class Control:
             connection.close()
         else:
             self._connections[connection.fileno()] = connection
-            self._wait_for(connection.fileno())
+            self._descriptors.register(connection.fileno(), select.EPOLLIN)
 
     def _hear(self, fd: int) -> None:
         """A connection is readable: a message, or the end of the client."""
@@ -254,10 +247,10 @@ class Control:
 
     def _hang_up(self, fd: int) -> None:
         connection = self._connections.pop(fd)
-        self._wait_no_more_for(fd)
+        self._descriptors.unregister(fd)
         if self._deaf:
             self._deaf = False
-            self._wait_for(self._listener.fileno())
+            self._descriptors.register(self._listener.fileno(), select.EPOLLIN)
         ticket = self._tickets.pop(fd, None)
         self._unheard.discard(fd)
         connection.close()

@@ -119,7 +119,7 @@ class Scheduler:
         if self.cache.waiting:
             self.backfill.demanded_at_ms = now_ms
             ring = self._carry(self.cache.step(self._carrier.room))
-            if not self.cache.asking_numbers:
+            if not self.cache.asking:
                 return ring
         self._drop_passed(now_ms)
         wishes = self._wishes(now_ms)

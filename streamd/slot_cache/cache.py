@@ -5,7 +5,7 @@ are the daemon's. What it needs is given to it: table, clients' areas, barrier a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from shared.errors import RequestError
 from shared.residency import NONE_EPOCH, NOT_RESIDENT, ClientArea, ResidencyTable
@@ -123,9 +123,9 @@ class HostCache:
         self.counters.count_misses(layer, len(experts))
 
     @property
-    def asking_numbers(self) -> set[int]:
-        """Of the clients whose requests have no slot yet."""
-        return set(self._asking)
+    def asking(self) -> Collection[CacheClient]:
+        """Clients with a request that has no slot yet."""
+        return self._asking.values()
 
     @property
     def waiting(self) -> bool:
@@ -143,7 +143,7 @@ class HostCache:
             return step
         self._retire(wishes)
         self.reclaim()
-        for client in sorted(self._asking.values(), key=lambda client: client.age):
+        for client in sorted(self.asking, key=lambda client: client.age):
             self._serve(client, room_count, step)
         if wishes.prefetch:
             self._give_ahead(wishes.prefetch, Priority.PREFETCH, room_count, step)
@@ -187,7 +187,7 @@ class HostCache:
 
     def _retire(self, wishes: Wishes = NO_WISHES) -> None:
         """Take victims out until every class has its reserve, and what is asked of it besides."""
-        wanted = set[int]().union(*(client.wanted for client in self._asking.values()))
+        wanted = set[int]().union(*(client.wanted for client in self.asking))
         asked_counts = Counter(self.class_of_key(k) for k in wanted if not self.has_slot(k))
         wished_counts = Counter(self.class_of_key(k) for k in wishes.prefetch)
         needed_counts = {}

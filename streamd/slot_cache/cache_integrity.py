@@ -73,7 +73,7 @@ def _check_requests(cache: HostCache) -> None:
         if key != NO_KEY
     }
     wanting = {client.number for client in cache.clients.values() if client.wanted}
-    assert cache.asking_numbers == wanting
+    assert {client.number for client in cache.asking} == wanting
     for client in cache.clients.values():
         needed = client.wanted | {slot_keys[slot] for slot in client.pins}
         classes = [cache.classes[cache.layer_class[key // n_experts]] for key in needed]

@@ -13,7 +13,7 @@ Victim = tuple[ClassSlots, int]
 
 
 class Eviction:
-    """Of all size classes of one tier; `plane` is that tier's of the table."""
+    """Of all size classes of one tier, HOST_TIER or GPU_TIER."""
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ def stalled_clients(cache: HostCache, now_ms: float, deadline_ms: float) -> list
 
     A client that itself waits for a slab is not stalled: we are. So are we where it is ours.
     """
-    waiting = [client for client in cache.clients.values() if client.wanted]
-    if not waiting:
+    if not cache.waiting:
         return []
     moved_before_ms = now_ms - deadline_ms
     return [
@@ -22,7 +21,7 @@ def stalled_clients(cache: HostCache, now_ms: float, deadline_ms: float) -> list
         and any(
             other.still_since_ms <= moved_before_ms
             and cache.reserve.is_held_up(other, client, cache.class_of_key(key))
-            for other in waiting
+            for other in cache.asking
             for key in other.wanted
         )
     ]

@@ -31,6 +31,11 @@ def guess(trained):
     return TouchGuess(trained.kernels, trained.shape.eps, trained.model.layers, DISTANCES)
 
 
+def random_residual(local, count, seed):
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.standard_normal((count, local.shape.width), np.float32))
+
+
 def expected_counts(local, layer, residual):
     """In float64: norm, router, sigmoid and bias; how many of the rows choose each expert."""
     block = local.model.layers[layer]
@@ -53,8 +58,7 @@ def test_layers_with_experts(guess, trained):
 @pytest.mark.parametrize("count", [5, 60])
 def test_those_that_many_seem_to_choose_come_first(count, guess, trained):
     layer = guess.layers[2]
-    rng = np.random.default_rng(count)
-    residual = torch.from_numpy(rng.standard_normal((count, trained.shape.width), np.float32))
+    residual = random_residual(trained, count, seed=count)
     counts = expected_counts(trained, layer, residual)
     candidates = np.arange(0, trained.experts.n_experts, 2)
     guess.sureness[:] = 1
@@ -65,9 +69,8 @@ def test_those_that_many_seem_to_choose_come_first(count, guess, trained):
 
 def test_of_a_long_chunk_some_tokens_are_looked_at(guess, trained):
     layer = guess.layers[0]
-    rng = np.random.default_rng(0)
     count = 3 * SAMPLE_TOKENS - 7
-    residual = torch.from_numpy(rng.standard_normal((count, trained.shape.width), np.float32))
+    residual = random_residual(trained, count, seed=0)
     counts = expected_counts(trained, layer, residual[::3])
     every = np.arange(trained.experts.n_experts)
     guess.sureness[:] = 1
@@ -77,8 +80,7 @@ def test_of_a_long_chunk_some_tokens_are_looked_at(guess, trained):
 
 def test_what_seems_chosen_by_few_is_not_sure_at_first(guess, trained):
     layer = guess.layers[1]
-    rng = np.random.default_rng(3)
-    residual = torch.from_numpy(rng.standard_normal((20, trained.shape.width), np.float32))
+    residual = random_residual(trained, 20, seed=3)
     counts = expected_counts(trained, layer, residual)
     every = np.arange(trained.experts.n_experts)
     sure = {e for e, n in enumerate(counts) if 1 - 0.5 ** (2 ** np.floor(np.log2(n or 0.5)))
@@ -90,8 +92,7 @@ def test_what_seems_chosen_by_few_is_not_sure_at_first(guess, trained):
 def test_how_sure_is_learnt_by_count_and_distance(guess, trained):
     """What seems chosen by one token never comes; what seems chosen by none always does."""
     layer = guess.layers[1]
-    rng = np.random.default_rng(4)
-    residual = torch.from_numpy(rng.standard_normal((5, trained.shape.width), np.float32))
+    residual = random_residual(trained, 5, seed=4)
     counts = expected_counts(trained, layer, residual)
     every = np.arange(trained.experts.n_experts)
     touched = np.flatnonzero(counts == 0)
