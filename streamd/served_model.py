@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shared import shm
 from shared.arena import ArenaLayout
+from shared.daemon_memory import process_bytes
 from shared.errors import GpuNotShared
 from shared.experts import ExpertIndex
 from shared.free_memory import available_memory_bytes
@@ -128,6 +129,7 @@ class ServedModel:
             align,
             config.host_cache,
             residents.held_bytes,
+            process_bytes(found is not None),
             available_memory_bytes(),
             LANE_COUNT if found is not None else 0,
         )

@@ -13,7 +13,8 @@ reads     slabs read from the drive, uploads: that went to the GPU, for each of 
 bound     the least of disk rate / bytes read, PCIe rate / bytes uploaded, and computing
 peak      memory of the daemon, of the client, of the GPU, the plan's beside it
 
-The plan's host memory is slots and resident tensors; Python and torch come on top of it.
+The plan's host memory is the daemon's: slots, resident tensors and its process. No plan has the
+client's, which is mostly Python and torch.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def main() -> None:
     memory = Memory(
         daemon_peak,
         client_peak,
-        plan["host_bytes"] + plan["host_resident_bytes"],
+        plan["host_bytes"] + plan["host_resident_bytes"] + plan["process_bytes"],
         gpu_memory.peak_bytes,
         _gpu_planned_bytes(plan) if plan["gpu"] else None,
     )

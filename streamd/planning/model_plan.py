@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from shared.arena import ArenaLayout, round_up
 from shared.client_memory import planned_context
+from shared.daemon_memory import process_bytes
 from shared.errors import GpuNotShared, PlanError
 from shared.experts import ExpertIndex, resident_tensors
 from shared.free_memory import available_memory_bytes
@@ -43,7 +44,7 @@ from streamd.tiers.uploads import LANE_COUNT
 
 log = logging.getLogger(__name__)
 
-# Of a described machine's RAM, for the system and the processes themselves.
+# Of a described machine's RAM, for the system and the processes themselves, the daemon's too.
 SYSTEM_BYTES = 2 << 30
 # What cuMemCreate rounds to on every card so far.
 GPU_GRANULARITY_BYTES = 2 << 20
@@ -89,8 +90,15 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
     lane_count = LANE_COUNT if gpu is not None else 0
     if machine.ram is not None:
         _check_ram(machine.ram, config.host_cache, in_ram.held_bytes, experts, align, lane_count)
+    own_bytes = process_bytes(gpu is not None)
     host = plan_host(
-        experts, align, config.host_cache, in_ram.held_bytes, _free_ram(machine), lane_count
+        experts,
+        align,
+        config.host_cache,
+        in_ram.held_bytes,
+        own_bytes,
+        _free_ram(machine, own_bytes),
+        lane_count,
     )
     misses = _misses(config, experts, host, gpu)
     rates, is_disk_measured = _rates(config, machine, experts)
@@ -183,10 +191,11 @@ def _check_ram(
     )
 
 
-def _free_ram(machine: MachineOptions) -> int:
+def _free_ram(machine: MachineOptions, own_bytes: int) -> int:
+    """What the daemon can have, own_bytes of its process among it."""
     if machine.ram is None:
         return available_memory_bytes()
-    return max(0, machine.ram - SYSTEM_BYTES)
+    return max(0, machine.ram - SYSTEM_BYTES) + own_bytes
 
 
 def _pinnable_bytes() -> int | None:

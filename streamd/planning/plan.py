@@ -14,13 +14,17 @@ AUTO_SHARE = 0.75
 
 @dataclass(frozen=True)
 class HostPlan:
-    """The host tier: slots by size class, and why not more."""
+    """The host tier: slots by size class, and why not more.
+
+    process_bytes: what the daemon's process takes besides slots and resident tensors.
+    """
 
     layout: ArenaLayout
     wave_experts: tuple[int, ...]
     budget_bytes: int
     floor_bytes: int
     full_bytes: int
+    process_bytes: int
     available_bytes: int
 
 
@@ -29,17 +33,19 @@ def plan_host(
     align: int,
     budget_bytes: int | None,
     resident_bytes: int,
+    process_bytes: int,
     available_bytes: int,
     lane_count: int = 0,
 ) -> HostPlan:
     """Slots for a budget in bytes (None: choose one).
 
-    lane_count: slabs on their way to a GPU at a time. Raises PlanError below the floor or beyond
-    the memory there is.
+    process_bytes: of the daemon's process, all of them, though some are taken when what is
+    available is looked up. lane_count: slabs on their way to a GPU at a time. Raises PlanError
+    below the floor or beyond the memory there is.
     """
     demand = Demand.of(experts, align, lane_count)
     floor_bytes, full_bytes = demand.floor_bytes, demand.full_bytes
-    room_bytes = available_bytes - resident_bytes
+    room_bytes = available_bytes - resident_bytes - process_bytes
     chosen = budget_bytes
     if chosen is None:
         chosen = min(full_bytes, int(AUTO_SHARE * max(0, room_bytes)))
@@ -53,9 +59,10 @@ def plan_host(
         )
     if min(chosen, full_bytes) > room_bytes:
         raise PlanError(
-            f"a host cache of {mb(min(chosen, full_bytes))} and {mb(resident_bytes)} of"
-            f" resident tensors do not fit the {mb(available_bytes)} of memory that is free",
+            f"a host cache of {mb(min(chosen, full_bytes))}, {mb(resident_bytes)} of resident"
+            f" tensors and {mb(process_bytes)} for the daemon's process do not fit the"
+            f" {mb(available_bytes)} of memory that is free",
             "give a smaller --host-cache, or end other programs",
         )
     layout, waves = place(experts, demand, chosen)
-    return HostPlan(layout, waves, chosen, floor_bytes, full_bytes, available_bytes)
+    return HostPlan(layout, waves, chosen, floor_bytes, full_bytes, process_bytes, available_bytes)

@@ -27,6 +27,7 @@ def plan_values(plan: ModelPlan) -> dict[str, object]:
         "host_bytes": host.layout.total_bytes,
         "resident_bytes": plan.resident_bytes,
         "host_resident_bytes": plan.host_resident_bytes,
+        "process_bytes": host.process_bytes,
         "available_bytes": host.available_bytes,
         "experts": _expert_count(plan),
         "slots": host.layout.slot_count,
@@ -143,6 +144,7 @@ def _host_lines(plan: ModelPlan) -> Iterator[str]:
     elsewhere = "the others are in GPU memory alone" if not plan.config.cpu_clients else ""
     what = ", ".join(filter(None, (copied if streamed_bytes else "", elsewhere)))
     yield _row("resident tensors", plan.host_resident_bytes, what)
+    yield _row("the daemon", host.process_bytes, "its process, besides these")
 
 
 def _forecast_lines(plan: ModelPlan) -> Iterator[str]:

@@ -11,6 +11,7 @@ from gguf_factory import hy3_model
 from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
+from shared.daemon_memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES
 from shared.errors import ConfigError, GpuError, GpuNotShared, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
@@ -69,8 +70,10 @@ def described(monkeypatch, model):
 def test_a_described_machine_is_not_exceeded(described):
     plan = described()
     values = plan_values(plan)
-    assert values["available_bytes"] == 4 * GB - SYSTEM_BYTES
-    assert values["floor_bytes"] <= values["host_bytes"] <= values["available_bytes"]
+    room_bytes = 4 * GB - SYSTEM_BYTES
+    assert values["available_bytes"] == room_bytes + values["process_bytes"]
+    assert values["floor_bytes"] <= values["host_bytes"]
+    assert values["host_bytes"] + values["host_resident_bytes"] <= room_bytes
     gpu = values["gpu"]
     taken = ("slots_bytes", "resident_bytes", "reserve_bytes")
     contexts_bytes = DAEMON_CONTEXT_BYTES + CLIENT_CONTEXT_BYTES
@@ -86,6 +89,19 @@ def test_the_client_has_what_its_context_and_chunk_take(described, model):
         wanted = client_bytes(index, options.get("ctx", 0), options.get("chunk"))
         assert gpu["reserve_bytes"] == wanted
     assert plan_values(described(gpu_reserve=5 << 20))["gpu"]["reserve_bytes"] == 5 << 20
+
+
+def test_the_daemons_process_counts_by_whether_it_has_a_gpu(described, model, monkeypatch):
+    plan = described()
+    assert plan_values(plan)["process_bytes"] == GPU_PROCESS_BYTES
+    assert re.search(r"the daemon +134 MB", render_plan(plan))
+    available_bytes = 2 * GB
+    monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: available_bytes)
+    config = StreamdConfig(model=model, device="cpu")
+    values = plan_values(plan_model(config, MachineOptions(disk=Rate(5e9))))
+    assert values["process_bytes"] == CPU_PROCESS_BYTES
+    left_bytes = available_bytes - CPU_PROCESS_BYTES - values["host_resident_bytes"]
+    assert values["budget_bytes"] == int(AUTO_SHARE * left_bytes)
 
 
 def test_slots_get_the_memory_of_tensors_that_the_gpu_alone_has(described):

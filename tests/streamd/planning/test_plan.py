@@ -32,8 +32,8 @@ def slot_sizes(experts):
     return [slot_bytes(c.part_bytes, ALIGN) for c in experts.classes]
 
 
-def plan(experts, budget_bytes, resident_bytes=0, available_bytes=PLENTY):
-    return plan_host(experts, ALIGN, budget_bytes, resident_bytes, available_bytes)
+def plan(experts, budget_bytes, resident_bytes=0, available_bytes=PLENTY, process_bytes=0):
+    return plan_host(experts, ALIGN, budget_bytes, resident_bytes, process_bytes, available_bytes)
 
 
 models = st.builds(
@@ -109,17 +109,21 @@ def test_beyond_the_memory_there_is():
     experts = a_model((3, 1_500_000))
     full_bytes = plan(experts, PLENTY).full_bytes
     resident_bytes = 10 << 20
-    plan(experts, PLENTY, resident_bytes, full_bytes + resident_bytes)
-    with pytest.raises(PlanError, match=r"10\.5 MB of resident tensors do not fit") as refusal:
-        plan(experts, PLENTY, resident_bytes, full_bytes + resident_bytes - 1)
+    process_bytes = 96 << 20
+    needed_bytes = full_bytes + resident_bytes + process_bytes
+    plan(experts, PLENTY, resident_bytes, needed_bytes, process_bytes)
+    what = r"10\.5 MB of resident tensors and 101 MB for the daemon's process do not fit"
+    with pytest.raises(PlanError, match=what) as refusal:
+        plan(experts, PLENTY, resident_bytes, needed_bytes - 1, process_bytes)
     assert "smaller --host-cache" in refusal.value.remedy
 
 
 def test_the_automatic_budget_is_a_share_of_what_is_left():
     experts = a_model((20, 1_500_000), n_experts=64)
     available_bytes = 500 << 20
-    planned = plan(experts, None, 100 << 20, available_bytes)
-    assert planned.budget_bytes == int(AUTO_SHARE * (400 << 20))
+    planned = plan(experts, None, 100 << 20, available_bytes, process_bytes=40 << 20)
+    assert planned.budget_bytes == int(AUTO_SHARE * (360 << 20))
+    assert planned.process_bytes == 40 << 20
     assert planned.available_bytes == available_bytes
     assert plan(experts, None).budget_bytes == planned.full_bytes, "but no more than is of use"
     with pytest.raises(PlanError, match="cannot hold"):

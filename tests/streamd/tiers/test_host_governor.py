@@ -129,7 +129,7 @@ def test_a_machine_that_is_short_gets_memory_and_gives_it_again(tier):
     total_bytes = tier.layout.total_bytes
     fill(tier, range(SLOTS))
     initial_bytes = 32 * total_bytes  # it is short below one, and well with two of them
-    plan = HostPlan(tier.layout, (4,), total_bytes, total_bytes // 4, total_bytes, initial_bytes)
+    plan = HostPlan(tier.layout, (4,), total_bytes, total_bytes // 4, total_bytes, 0, initial_bytes)
     machine = {"available": initial_bytes, "now_s": 0.0}
     unpinned = []
     governor = HostGovernor(
@@ -175,7 +175,7 @@ def test_memory_that_cannot_be_given_back_is_kept_and_said_once(tier, caplog, er
     total_bytes = tier.layout.total_bytes
     fill(tier, range(SLOTS))
     initial_bytes = 32 * total_bytes  # it is short of what is left
-    plan = HostPlan(tier.layout, (4,), total_bytes, total_bytes // 4, total_bytes, initial_bytes)
+    plan = HostPlan(tier.layout, (4,), total_bytes, total_bytes // 4, total_bytes, 0, initial_bytes)
     now_s = iter(range(1, 100))
 
     def refuse(slot):
