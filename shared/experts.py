@@ -71,6 +71,11 @@ class ExpertIndex:
     part_files: NDArray[np.int32]
     part_types: NDArray[np.int32]
 
+    @property
+    def expert_count(self) -> int:
+        """In all layers."""
+        return sum(c.expert_count for c in self.classes)
+
     @classmethod
     def from_gguf(cls, index: GgufIndex) -> Self:
         """MalformedModel for missing tensors and keys and for shapes that contradict each other;

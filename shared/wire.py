@@ -16,7 +16,7 @@ import msgpack
 
 from shared.errors import ProtocolMismatch, StreamError, from_wire
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_HINT_EXPERTS = 64
 HOST_TIER = "host"
@@ -98,14 +98,17 @@ class Hint:
     """Client -> daemon: I may soon need these experts of `layer`, the likeliest first.
 
     section: the one in which I expect to read that layer (decode: my section + layers ahead);
-    once I am past it the hint has expired. At most MAX_HINT_EXPERTS. Never answered, not even
-    with a refusal, and never for what the table names already: the daemon may drop it.
+    once I am past it the hint has expired. At most MAX_HINT_EXPERTS. The first upload_count of them
+    are likely enough for a GPU slot, the others only for a read; a client of the host tier has
+    nothing to say there. Never answered, not even with a refusal, and never for what the table
+    names already: the daemon may drop it.
     """
 
     ticket: int
     section: int
     layer: int
     experts: list[int]
+    upload_count: int
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,10 @@ class Daemon:
                 self._revoke(session)
 
     def _grant_gpu(self) -> None:
-        if self.model.gpu is not None:
-            self.sessions.ring(self.model.gpu.scheduler.step())
+        if (gpu := self.model.gpu) is not None:
+            self.sessions.ring(gpu.scheduler.step())
+            if gpu.uploads.enter_lanes():
+                self._grant()
 
     def _grant(self) -> None:
         """One step of the protocol: give slots to those who wait, and read into them."""
@@ -207,10 +209,10 @@ class Daemon:
                 cache = self.model.tiers[session.tier].cache
                 cache.fetch(session.number, section, layer, experts)
                 return None
-            case Hint(ticket, section, layer, experts):
-                if (hinting := self.sessions.find(ticket)) is not None:
-                    scheduler = self.model.tiers[hinting.tier].scheduler
-                    scheduler.hint(hinting.number, hinting.area, section, layer, experts)
+            case Hint(ticket, section, layer, experts, upload_count):
+                if (client := self.sessions.find(ticket)) is not None:
+                    hint = self.model.tiers[client.tier].scheduler.hint
+                    hint(client.number, client.area, section, layer, experts, upload_count)
                 return None
             case StatsRequest(watching):
                 return Stats(self.stats(watching))

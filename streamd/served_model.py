@@ -129,7 +129,7 @@ class ServedModel:
             align,
             config.host_cache,
             residents.held_bytes,
-            process_bytes(found is not None),
+            process_bytes(found is not None, self.experts.expert_count),
             available_memory_bytes(),
             LANE_COUNT if found is not None else 0,
         )

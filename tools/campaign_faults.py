@@ -163,7 +163,7 @@ def _dealer(stack: ExitStack) -> zmq.Socket[bytes]:
 
 def talk_garbage(_world: World, rng: random.Random) -> None:
     """Bytes, damaged and cut messages, other versions, too large ones; each is answered or cut."""
-    sound = [encode(StatsRequest()), encode(Fetch(1, 2, 3, [4])), encode(Hint(1, 2, 3, [4]))]
+    sound = [encode(StatsRequest()), encode(Fetch(1, 2, 3, [4])), encode(Hint(1, 2, 3, [4], 1))]
     frames = [rng.randbytes(rng.randrange(1, 200)) for _ in range(50)]
     for _ in range(50):
         damaged = bytearray(rng.choice(sound))
@@ -208,7 +208,7 @@ def flood_with_hints(world: World, rng: random.Random) -> None:
             experts = [rng.randrange(-3, attached.n_experts + 3) for _ in range(MAX_HINT_EXPERTS)]
             layer = rng.randrange(-1, attached.n_layers + 1)
             section = rng.choice((0, 1, 5, 1 << 40, (1 << 63) - 1, (1 << 64) - 1, -(1 << 63)))
-            hint = encode(Hint(attached.ticket, section, layer, experts))
+            hint = encode(Hint(attached.ticket, section, layer, experts, len(experts)))
             with suppress(zmq.Again):  # its queue is full, which is its trouble
                 dealer.send(hint, zmq.NOBLOCK)
             with suppress(OSError):

@@ -138,8 +138,9 @@ class Predictor:
             self.guess(dict(zip(targets, _to_host(found), strict=True)))
             return
         actual, *scores = _to_host([logits, *found])
-        self.compare(layer, actual, ids)
+        self.choice(layer, ids)
         self.guess(dict(zip(targets, scores, strict=True)))
+        self.learn(layer, actual)
 
     def _scores(self, residual: Tensor, layer: int) -> Tensor:
         """What the router of a later layer makes of the residual stream: [n, experts]."""
@@ -149,10 +150,13 @@ class Predictor:
 
     # On the host
 
-    def compare(self, layer: int, logits: Floats, ids: Integers) -> None:
-        """A router's logits [n, experts] and choice [n, top_k], with what was guessed of them."""
+    def choice(self, layer: int, ids: Integers) -> None:
+        """A router's choice [n, top_k]."""
         experts = ids[0].tolist() if len(ids) == 1 else np.unique(ids).tolist()
         self._listener.chosen(layer, experts)
+
+    def learn(self, layer: int, logits: Floats) -> None:
+        """What was guessed of a router's logits [n, experts], which these are."""
         for correction, scores in self._guessed.pop(layer, ()):
             if len(logits) == 1:
                 correction.learn(scores, logits[0])

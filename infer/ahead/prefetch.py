@@ -1,37 +1,30 @@
 """Which experts to fetch ahead. Pure policy: what is predicted, and what is there, it is told.
 
-Reading ahead is worth something only while the disk would be idle, which it is while the client
-computes. So idle time is counted in slabs that the disk could have read in it, and each hint costs
-one: with little idle time only the likeliest go out, with much of it those of later layers too.
-How likely an expert is follows from how far ahead and at what rank it was predicted: of the absent
-ones at that rank, the share that the router then chose. In every case known afterwards, hinted or
-not, so nothing has to be tried out to learn it.
+Slots that the disk fills are hinted for by the disk's idle time: see infer/ahead/idle_hints.py. A
+GPU's slots are filled from RAM. There the bus is idle from the last copy of a layer until the next
+layer's router has been answered, time for one or two slabs; the daemon takes what was hinted in
+that order, and drops what it has not begun when the router has spoken. So what is hinted beyond
+that costs nothing, and what may be copied in vain has to be likely. The disk has time meanwhile,
+and what it reads is waited for longest: it is asked for less likely experts too.
 """
 
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from infer.ahead.idle_hints import MAX_DEPTH, Group, IdleHints
+from infer.ahead.likelihood import LEAST_LIKELY, Likelihood
 from infer.ahead.prefetch_trial import Trial
-from infer.daemon.waits import IdleTime, Waits
+from infer.daemon.waits import Waits
 from shared.stats_view import counted
 
-MAX_DEPTH = 3
-# A hint that is this unlikely is not sent however idle the disk: it puts something else out.
-LEAST_LIKELY = 0.3
-# Of the absent at one rank: the last 32 or so count.
-LIKELIHOOD_RATE = 1 / 32
-# Idle time older than this many tokens' layers is gone.
-CREDIT_LAYERS = 2
-DEPTH_WINDOW_TOKENS = 32
-# At the farthest layer, a smaller share of the hints is not worth the arithmetic.
-FAR_SHARE = 0.1
+# For a slot of a GPU.
+LEAST_LIKELY_UPLOAD = 0.6
 
 Integers = npt.NDArray[np.integer[Any]]
 
@@ -46,19 +39,26 @@ class HintSink(Protocol):
 
     waits: Waits
 
+    @property
+    def has_source(self) -> bool:
+        """Whether our slots are filled from another tier's, which hints can be for alone."""
+
     def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]: ...
+
+    def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]: ...
 
     def is_complete(self, layer: int) -> bool: ...
 
-    def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None: ...
+    def hint(self, layer: int, experts: Integers, layers_ahead: int, upload_count: int) -> None: ...
 
 
 @dataclass
 class PrefetchCounters:
     """predicted: experts a router chose in a layer that had been predicted `depth` ahead or less,
     by its nearest prediction; recalled: those of them among the top-k predicted, and `within`
-    those among the margin too. hinted: experts; used: those of them that were chosen, and `ready`
-    those of these that were there in time."""
+    those among the margin too. hinted: experts, for slots of the tier that is computed from; used:
+    those of them that were chosen, and `ready` those of these that were there in time. reads:
+    experts hinted to the tier below alone."""
 
     predicted: int = 0
     recalled: int = 0
@@ -66,6 +66,7 @@ class PrefetchCounters:
     hinted: int = 0
     used: int = 0
     ready: int = 0
+    reads: int = 0
     messages: int = 0
 
     def copy(self) -> "PrefetchCounters":
@@ -78,20 +79,13 @@ class PrefetchCounters:
 
 @dataclass(slots=True)
 class _Forecast:
-    """ranked: experts, the likeliest first; absent: which of them were not there."""
+    """ranked: experts, the likeliest first; absent: which of them were in no slot of ours, unread:
+    which of these in no other either."""
 
     distance: int
     ranked: list[int]
     absent: list[bool]
-
-
-class _Group(NamedTuple):
-    """Experts of one layer that may be hinted, and how likely each is."""
-
-    distance: int
-    layer: int
-    experts: list[int]
-    chances: list[float]
+    unread: list[bool]
 
 
 class Prefetch:
@@ -114,32 +108,31 @@ class Prefetch:
     ) -> None:
         assert depth is None or 1 <= depth <= MAX_DEPTH
         self.counters = PrefetchCounters()
-        self.depth = depth or 1
         self.top_k = top_k
         self.candidate_count = min(n_experts, top_k + margin_count(top_k))
-        self._adapts = depth is None
+        self._fixed_depth = depth
         self._layers = tuple(layers)
         self._sink = sink
         self._clock_s = clock_s
         self._trial = Trial()
-        self._idle = IdleTime(CREDIT_LAYERS * top_k)
-        # Before anything is known: the top-k are likely, the margin just enough.
-        margin = self.candidate_count - top_k
-        self.likelihood = [
-            [0.5] * top_k + [LEAST_LIKELY] * margin for _ in range(MAX_DEPTH)
-        ]  # [distance - 1][rank]
+        self._idle_hints = IdleHints(top_k, self.candidate_count, depth)
+        self.likelihood = Likelihood(top_k, self.candidate_count, MAX_DEPTH)
+        self.read_likelihood = Likelihood(top_k, self.candidate_count, MAX_DEPTH)
         self._pending: dict[int, list[_Forecast]] = {}
         self._hinted: dict[int, set[int]] = {layer: set() for layer in self._layers}
+        self._read: dict[int, set[int]] = {layer: set() for layer in self._layers}
         self._seem_complete = set(self._layers)
         self._last_layer = -1
         self._token_s: float | None = None
-        self._token_count = 0
-        self._step_count = self._spare_count = 0
-        self._sent_counts = [0] * MAX_DEPTH
 
     @property
     def is_on(self) -> bool:
-        return not self._adapts or self._trial.on
+        return self._fixed_depth is not None or self._trial.on
+
+    @property
+    def depth(self) -> int:
+        """Layers ahead. Where the bus sets the pace, looking farther brings nothing."""
+        return self._fixed_depth or (1 if self._sink.has_source else self._idle_hints.depth)
 
     def pause(self) -> None:
         """Something else than decoding comes between: nothing is remembered of this token."""
@@ -163,7 +156,7 @@ class Prefetch:
 
     def chosen(self, layer: int, experts: Sequence[int]) -> None:
         """What the router of `layer` has chosen, each once, its section having begun."""
-        self._idle.count(self._clock_s(), self._sink.waits)
+        self._idle_hints.layer_passed(self._clock_s(), self._sink.waits)
         counters, chosen, hinted = self.counters, set(experts), self._hinted[layer]
         if hinted:
             used = list(hinted & chosen)
@@ -171,16 +164,13 @@ class Prefetch:
             if used:
                 late_count = int(self._sink.absent(layer, np.array(used)).sum())
                 counters.ready += len(used) - late_count
-            hinted.clear()
+        self._forget_hints(layer)
         forecasts = self._pending.pop(layer, None)
         if forecasts is None:
             return
-        for forecast in forecasts:
-            likelihood = self.likelihood[forecast.distance - 1]
-            for rank, absent in enumerate(forecast.absent):
-                if absent:
-                    hit = forecast.ranked[rank] in chosen
-                    likelihood[rank] += LIKELIHOOD_RATE * (hit - likelihood[rank])
+        for f in forecasts:
+            self.likelihood.learn(f.distance, f.ranked, f.absent, chosen)
+            self.read_likelihood.learn(f.distance, f.ranked, f.unread, chosen)
         hits = [expert in chosen for expert in forecasts[-1].ranked]  # the nearest came last
         counters.predicted += len(chosen)
         counters.recalled += sum(hits[: self.top_k])
@@ -188,26 +178,26 @@ class Prefetch:
 
     def forecast(self, forecasts: Mapping[tuple[int, int], Integers]) -> None:
         """Predictions by target, the likeliest first, `candidate_count` each; hints what pays."""
-        groups = []
+        has_source, groups = self._sink.has_source, []
         for (distance, layer), ranked in forecasts.items():
             absent = self._sink.absent(layer, ranked).tolist()
-            forecast = _Forecast(distance, ranked.tolist(), absent)
+            unread = self._sink.unread(layer, ranked).tolist() if has_source else absent
+            forecast = _Forecast(distance, ranked.tolist(), absent, unread)
             self._pending.setdefault(layer, []).append(forecast)
             if not any(absent):
                 self._seem_complete.add(layer)
                 continue
             self._seem_complete.discard(layer)
-            if group := self._group(layer, forecast):
+            if has_source:
+                self._hint_tiers(layer, forecast)
+            elif group := self._group(layer, forecast):
                 groups.append(group)
-        self._step_count += 1
-        if groups:
-            self._send(groups)
-        elif self._idle.slab_count >= 1:
-            self._spare_count += 1
+        if not has_source and (best := self._idle_hints.best(groups)):
+            self._hint(best.layer, best.distance, best.experts)
 
-    def _group(self, layer: int, forecast: _Forecast) -> _Group | None:
+    def _group(self, layer: int, forecast: _Forecast) -> Group | None:
         """Those that are likely enough, absent, and not hinted already."""
-        likelihood, hinted = self.likelihood[forecast.distance - 1], self._hinted[layer]
+        likelihood, hinted = self.likelihood.at(forecast.distance), self._hinted[layer]
         ranks = [
             rank
             for rank, expert in enumerate(forecast.ranked)
@@ -216,33 +206,34 @@ class Prefetch:
         if not ranks:
             return None
         experts = [forecast.ranked[rank] for rank in ranks]
-        return _Group(forecast.distance, layer, experts, [likelihood[rank] for rank in ranks])
+        return Group(forecast.distance, layer, experts, [likelihood[rank] for rank in ranks])
 
-    def _send(self, groups: list[_Group]) -> None:
-        """The one message that is worth the most: what is likely, and can be read until then."""
-        affordable, least = self.candidate_count, 0.0
-        if self._adapts:
-            affordable = int(self._idle.slab_count)
-            if affordable < 1:
-                return
-            chances = sorted((c for group in groups for c in group.chances), reverse=True)
-            least = chances[min(affordable, len(chances)) - 1]
-            self._spare_count += affordable > len(chances)
+    def _hint_tiers(self, layer: int, forecast: _Forecast) -> None:
+        """What is likely of the next layer for our own slots, what is unread for the tier below."""
+        near = self.likelihood.at(forecast.distance)
+        far = self.read_likelihood.at(forecast.distance)
+        uploads, reads = [], []
+        for rank, expert in enumerate(forecast.ranked):
+            if not forecast.absent[rank] or expert in self._hinted[layer]:
+                continue
+            if forecast.distance == 1 and near[rank] >= LEAST_LIKELY_UPLOAD:
+                uploads.append(expert)
+            elif forecast.unread[rank] and far[rank] >= LEAST_LIKELY:
+                reads.append(expert)
+        fresh = [expert for expert in reads if expert not in self._read[layer]]
+        self._hint(layer, forecast.distance, uploads, fresh)
 
-        def worth(group: _Group) -> float:
-            time_slabs = group.distance * self._idle.slabs_a_layer
-            return min(sum(c for c in group.chances if c >= least), time_slabs)
-
-        best = max(groups, key=worth)
-        pairs = zip(best.experts, best.chances, strict=True)
-        experts = [expert for expert, chance in pairs if chance >= least][:affordable]
-        if not experts:
+    def _hint(
+        self, layer: int, distance: int, experts: list[int], reads: Sequence[int] = ()
+    ) -> None:
+        """experts: for our own slots; reads: for the tier below alone."""
+        if not experts and not reads:
             return
-        self._sink.hint(best.layer, np.array(experts), best.distance)
-        self._hinted[best.layer].update(experts)
-        self._idle.slab_count -= len(experts)
-        self._sent_counts[best.distance - 1] += len(experts)
+        self._sink.hint(layer, np.array([*experts, *reads]), distance, len(experts))
+        self._hinted[layer].update(experts)
+        self._read[layer].update(reads)
         self.counters.hinted += len(experts)
+        self.counters.reads += len(reads)
         self.counters.messages += 1
 
     # Each token
@@ -251,31 +242,21 @@ class Prefetch:
         """Whether this layer is the first of another token."""
         if layer <= self._last_layer:
             now_s = self._clock_s()
-            if self._token_s is not None and self._adapts:
+            if self._token_s is not None:
                 self._trial.token_done(now_s - self._token_s)
-                self._adapt_depth()
+                self._idle_hints.token_done()
             self._forget_token()
             self._token_s = now_s
         self._last_layer = layer
 
     def _forget_token(self) -> None:
         for layer in self._pending:
-            self._hinted[layer].clear()
+            self._forget_hints(layer)
         self._pending.clear()
 
-    def _adapt_depth(self) -> None:
-        self._token_count += 1
-        if self._token_count < DEPTH_WINDOW_TOKENS:
-            return
-        # So far that there is time to read one slab.
-        least_depth = min(MAX_DEPTH, math.ceil(1 / max(self._idle.slabs_a_layer, 1e-3)))
-        if self._sent_counts[self.depth - 1] < FAR_SHARE * sum(self._sent_counts):
-            self.depth -= 1
-        elif 2 * self._spare_count > self._step_count:
-            self.depth += 1
-        self.depth = min(max(self.depth, least_depth), MAX_DEPTH)
-        self._token_count = self._step_count = self._spare_count = 0
-        self._sent_counts = [0] * MAX_DEPTH
+    def _forget_hints(self, layer: int) -> None:
+        self._hinted[layer].clear()
+        self._read[layer].clear()
 
     # Looking
 
@@ -296,4 +277,5 @@ class Prefetch:
         return (
             f"{state}; {100 * c.recalled / c.predicted:.0f}% of the choices foreseen; {c.hinted}"
             f" experts hinted, of which {c.used} were chosen, {c.ready} of them in time"
+            + (f"; {c.reads} more to be read into RAM" if c.reads else "")
         )

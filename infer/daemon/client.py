@@ -225,19 +225,27 @@ class SlotClient(SectionReader):
 
     # Reading ahead
 
+    @property
+    def has_source(self) -> bool:
+        return self._tier == GPU_TIER
+
     def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         host: npt.NDArray[np.bool_] = self.mapping.table.host_slots[layer][experts] < 0
         return host & self.absent(layer, experts)
 
-    def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
+    def hint(
+        self, layer: int, experts: Integers, layers_ahead: int, upload_count: int | None = None
+    ) -> None:
         """Tell the daemon which experts may be needed, the likeliest first; never answered.
 
-        layers_ahead: how many sections after this one the layer is read. Of more experts than a
-        hint has room for the last ones are left out.
+        layers_ahead: how many sections after this one the layer is read. upload_count: the first
+        ones, to be in a GPU slot as well as read, where our slots are a GPU's; None: all. Of more
+        experts than a hint has room for the last ones are left out.
         """
         section = self.mapping.area.section + layers_ahead
         likeliest = experts[:MAX_HINT_EXPERTS].tolist()
-        self._connection.hint(Hint(self.mapping.attached.ticket, section, layer, likeliest))
+        count = len(likeliest) if upload_count is None else upload_count
+        self._connection.hint(Hint(self.mapping.attached.ticket, section, layer, likeliest, count))
 
     # Other requests
 

@@ -22,6 +22,10 @@ class LaneHints:
     def waits(self) -> Waits:
         return self._client.waits
 
+    @property
+    def has_source(self) -> bool:
+        return not self._lane.is_on
+
     def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         absent = self._client.absent(layer, experts)
         return absent & self._lane.host.absent(layer, experts) if self._lane.is_on else absent
@@ -32,6 +36,11 @@ class LaneHints:
         slots = np.maximum(self._client.rows[layer], self._lane.host.rows[layer])
         return bool(slots.min() >= 0)
 
-    def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
+    def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
+        return self._client.unread(layer, experts)
+
+    def hint(
+        self, layer: int, experts: Integers, layers_ahead: int, upload_count: int | None = None
+    ) -> None:
         hinting = self._lane.host if self._lane.is_on else self._client
-        hinting.hint(layer, experts, layers_ahead)
+        hinting.hint(layer, experts, layers_ahead, upload_count)

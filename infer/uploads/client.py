@@ -252,10 +252,18 @@ class UploadingClient(SectionReader):
 
     # Reading ahead
 
+    has_source = True
+
     def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         return self.absent(layer, experts) & self._host.absent(layer, experts)
 
-    def hint(self, layer: int, experts: Integers, layers_ahead: int) -> None:
+    def hint(
+        self,
+        layer: int,
+        experts: Integers,
+        layers_ahead: int,
+        upload_count: int | None = None,  # noqa: ARG002 - a HintSink's
+    ) -> None:
         """What the host has not; what it has is uploaded when it is asked for."""
         wanted = experts[self._host.absent(layer, experts)]
         if len(wanted):

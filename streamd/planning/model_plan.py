@@ -90,7 +90,7 @@ def plan_model(config: StreamdConfig, machine: MachineOptions) -> ModelPlan:
     lane_count = LANE_COUNT if gpu is not None else 0
     if machine.ram is not None:
         _check_ram(machine.ram, config.host_cache, in_ram.held_bytes, experts, align, lane_count)
-    own_bytes = process_bytes(gpu is not None)
+    own_bytes = process_bytes(gpu is not None, experts.expert_count)
     host = plan_host(
         experts,
         align,

@@ -29,7 +29,7 @@ def plan_values(plan: ModelPlan) -> dict[str, object]:
         "host_resident_bytes": plan.host_resident_bytes,
         "process_bytes": host.process_bytes,
         "available_bytes": host.available_bytes,
-        "experts": _expert_count(plan),
+        "experts": plan.experts.expert_count,
         "slots": host.layout.slot_count,
         "class_slots": list(host.layout.class_slot_counts),
         "wave_experts": list(host.wave_experts),
@@ -87,7 +87,7 @@ def _model_lines(plan: ModelPlan) -> Iterator[str]:
     layer_count = sum(len(c.layers) for c in plan.experts.classes)
     yield str(plan.config.model)
     yield (
-        f"  {size_text(plan.host.full_bytes)} of experts ({_expert_count(plan):,} in"
+        f"  {size_text(plan.host.full_bytes)} of experts ({plan.experts.expert_count:,} in"
         f" {counted(layer_count, 'layer')}),"
         f" {size_text(plan.resident_bytes)} of resident tensors (all else)"
     )
@@ -185,10 +185,6 @@ def _moved_text(plan: ModelPlan, part: str, size_bytes: float) -> str:
     return f"{size_text(size_bytes):>9} a token; {at}"
 
 
-def _expert_count(plan: ModelPlan) -> int:
-    return sum(c.expert_count for c in plan.experts.classes)
-
-
 def _host_hit_rate(plan: ModelPlan) -> float:
     """Of what the tier before it has missed."""
     misses = plan.misses
@@ -196,7 +192,7 @@ def _host_hit_rate(plan: ModelPlan) -> float:
 
 
 def _cache_text(plan: ModelPlan, slot_count: int) -> str:
-    return f"{slot_count:,} slots, {slot_count / _expert_count(plan):.1%} of the experts"
+    return f"{slot_count:,} slots, {slot_count / plan.experts.expert_count:.1%} of the experts"
 
 
 def _row(what: str, size_bytes: float | None, remark: str) -> str:

@@ -8,7 +8,7 @@ One step of the cache's protocol decides; a carrier (disk reads, or uploads) has
 bytes in flight and lets a lower priority begin only while no higher one waits. Pure policy.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shared.experts import ExpertIndex
@@ -80,21 +80,32 @@ class Scheduler:
         self.cache.attach(number, area)
 
     def hint(
-        self, number: int, area: ClientArea, section: int, layer: int, experts: Iterable[int]
+        self,
+        number: int,
+        area: ClientArea,
+        section: int,
+        layer: int,
+        experts: Sequence[int],
+        upload_count: int,
     ) -> None:
-        """A client may need experts in that section of its own. What makes no sense is ignored."""
+        """A client may need experts in that section of its own, the likeliest first.
+
+        upload_count: those beyond only of the tier that slabs come from, where there is one. What
+        makes no sense is ignored.
+        """
         cache = self.cache
         layers = cache.layer_class
         if not 0 <= layer < len(layers) or layers[layer] == NO_CLASS:
             return
         row = cache.plane[layer]
         missing = [e for e in experts if 0 <= e < self._n_experts and row[e] == NOT_RESIDENT]
-        keys = [layer * self._n_experts + expert for expert in missing]
+        wanted = set(missing if self._source is None else experts[: max(0, upload_count)])
+        keys = [layer * self._n_experts + expert for expert in missing if expert in wanted]
         keys = [k for k in keys if k not in cache.reading or cache.reading[k] in self.prefetch]
         self.prefetch.hint(number, area, section, keys, self._now_ms())
         self._wish_at_ms = 0.0
         if self._source is not None:
-            self._source.hint(number, area, section, layer, missing)
+            self._source.hint(number, area, section, layer, missing, upload_count)
 
     def forget(self, number: int) -> None:
         """A client has gone."""

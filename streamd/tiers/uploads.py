@@ -13,9 +13,10 @@ An upload is one section of one expert in the host cache, of a client that is a 
 docs/protocol.md's rules then keep the host slot as it is while the copy reads it. The section needs
 nothing that another client holds once its slab is there, so it always ends by itself.
 
-What nobody waits for yet gets a lane only while the bus is idle: what is waited for is not being
-copied, it waits for the drive itself. Few of them at a time, since a demand waits for the copies
-that are under way when it comes.
+What nobody waits for yet gets a lane when the last copy of what is waited for is under way: it is
+queued behind that, and the bus does not stand still between the two. Few of them at a time, since a
+demand waits for the copies that are under way when it comes; one while the drive has yet to bring
+what is waited for.
 """
 
 from dataclasses import dataclass, replace
@@ -42,11 +43,16 @@ QUEUE_LENGTH = 4096
 
 @dataclass
 class Lane:
-    """One client of the host cache; `grant` says which GPU slot its section is for."""
+    """One client of the host cache; `grant` says which GPU slot its section is for.
+
+    host_slot: where it has seen its expert in this section; it may read there until the end of it,
+    whatever the table says by then.
+    """
 
     number: int
     area: ClientArea
     grant: Grant | None = None
+    host_slot: int = NOT_RESIDENT
     copying: bool = False
 
     @property
@@ -80,6 +86,7 @@ class Uploads:
         self._targets = layout.stretches()[:, :, 0] + arena_address
         self._demanded = FairQueue[Grant]()
         self._ahead: dict[int, Grant] = {}  # by slot, in order
+        self._waiting: list[Lane] = []  # whose copies have not begun, in order
         self._ended: list[Uploaded] = []
         self._lanes = [self._attach_lane(MAX_CLIENTS + at) for at in range(lane_count)]
         self._uses = self._lanes[0].area.uses  # of all lanes
@@ -119,7 +126,24 @@ class Uploads:
         """The host cache cannot have what a lane waits for."""
         lane = self._lanes[number - MAX_CLIENTS]
         assert lane.area.section == section, "a lane stays in its section while it waits"
+        self._waiting.remove(lane)
         self._end(lane, error)
+
+    def enter_lanes(self) -> bool:
+        """Lanes for those whose turn it is; whether the host cache has to fetch for some of them.
+
+        Apart from `poll`, so that the drive is asked before more than one copy is begun, which
+        takes 0.1 ms each.
+        """
+        fetches = False
+        for lane in self._lanes:
+            if lane.grant is None:
+                if (grant := self._next()) is None:
+                    break
+                fetches |= self._enter(lane, grant)
+                if not self._device.copying and self._can_copy(lane):
+                    self._copy(lane)  # the bus must not stand still meanwhile
+        return fetches
 
     def poll(self) -> list[Uploaded]:
         """What has ended; whatever can go on goes on. Misses wait for the host cache's next step.
@@ -128,14 +152,9 @@ class Uploads:
         """
         for number, error in self._device.reap():
             self._end(self._lanes[number - MAX_CLIENTS], error)
-        for lane in self._lanes:
-            if lane.grant is not None and not lane.copying:
-                self._copy_if_there(lane, lane.grant)
-        for lane in self._lanes:
-            if lane.grant is None:
-                if (grant := self._next()) is None:
-                    break
-                self._begin(lane, grant)
+        self.enter_lanes()
+        for lane in [lane for lane in self._waiting if self._can_copy(lane)]:
+            self._copy(lane)
         ended, self._ended = self._ended, []
         return ended
 
@@ -143,32 +162,47 @@ class Uploads:
         """Whose turn it is to have a lane."""
         if self._demanded:
             return self._demanded.pop()
-        busy = [lane for lane in self._lanes if lane.grant is not None]
-        ahead_count = sum(not lane.is_demanded for lane in busy)
-        bus_is_idle = not any(lane.is_demanded and lane.copying for lane in busy)
-        if not (self._ahead and bus_is_idle and ahead_count < AHEAD_LANE_COUNT):
+        if not self._ahead or self._ahead_count() >= self._most_ahead():
             return None
         return self._ahead.pop(next(iter(self._ahead)))
 
-    def _begin(self, lane: Lane, grant: Grant) -> None:
+    def _ahead_count(self) -> int:
+        return sum(lane.grant is not None and not lane.is_demanded for lane in self._lanes)
+
+    def _most_ahead(self) -> int:
+        """How many lanes what nobody waits for may have now."""
+        demanded = [lane for lane in self._lanes if lane.is_demanded]
+        to_come = [lane for lane in demanded if not lane.copying]
+        if len(demanded) - len(to_come) > 1 or any(map(self._can_copy, to_come)):
+            return 0  # the bus has enough to do
+        return 1 if to_come else AHEAD_LANE_COUNT
+
+    def _enter(self, lane: Lane, grant: Grant) -> bool:
+        """Begin a lane's section; whether the host cache has to fetch for it."""
         section = lane.area.enter(self._cache.table)
         lane.grant = grant
         self._uses[grant.layer, grant.expert] += np.uint32(1)
-        is_hit = self._host_slot(grant) != NOT_RESIDENT
+        is_hit = self._can_copy(lane)
         lane.area.count_lookups(int(is_hit), int(not is_hit))
         if not is_hit:
             self._cache.fetch(lane.number, section, grant.layer, [grant.expert])
-        self._copy_if_there(lane, grant)
+        self._waiting.append(lane)
+        return not is_hit
 
-    def _host_slot(self, grant: Grant) -> int:
-        return int(self._cache.plane[grant.layer, grant.expert])
+    def _can_copy(self, lane: Lane) -> bool:
+        """Whether the host cache has, or had in this section, what a lane waits for."""
+        grant = lane.grant
+        assert grant is not None
+        if lane.host_slot == NOT_RESIDENT:
+            lane.host_slot = int(self._cache.plane[grant.layer, grant.expert])
+        return lane.host_slot != NOT_RESIDENT
 
-    def _copy_if_there(self, lane: Lane, grant: Grant) -> None:
-        host_slot = self._host_slot(grant)
-        if host_slot == NOT_RESIDENT:
-            return
+    def _copy(self, lane: Lane) -> None:
+        grant = lane.grant
+        assert grant is not None
+        self._waiting.remove(lane)
         targets = self._targets[grant.slot].tolist()
-        copies = self._source.copies(host_slot, grant.layer, grant.expert, targets)
+        copies = self._source.copies(lane.host_slot, grant.layer, grant.expert, targets)
         lane.copying = True
         try:
             self._device.submit(lane.number, copies)
@@ -183,6 +217,7 @@ class Uploads:
         lane.area.leave()
         self._ended.append(Uploaded(lane.grant.slot, error))
         lane.grant = None
+        lane.host_slot = NOT_RESIDENT
         lane.copying = False
 
     def close(self) -> None:

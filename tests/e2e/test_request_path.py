@@ -133,7 +133,7 @@ def test_a_flood_over_one_connection_leaves_another_client_served(place, slab_re
         experts = list(range(reader.experts.n_experts))
         frames = [
             encode(Fetch(ticket, 1, 0, [0])),  # refused: the first layer has no experts
-            encode(Hint(ticket, 1 << 40, reader.layers[-1], experts[:64])),
+            encode(Hint(ticket, 1 << 40, reader.layers[-1], experts[:64], 64)),
         ]
         sent_count = 0
 

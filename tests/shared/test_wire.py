@@ -191,10 +191,10 @@ def test_the_longest_message():
 
 def test_the_longest_hint():
     """Its bound is checked by who reads it: what a peer sends is never trusted."""
-    hint = Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS)))
+    hint = Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS)), 4)
     assert decode(encode(hint)) == hint
     with pytest.raises(ProtocolMismatch, match=f"{MAX_HINT_EXPERTS} go"):
-        decode(encode(Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS + 1)))))
+        decode(encode(Hint(1, 2, 3, list(range(MAX_HINT_EXPERTS + 1)), 4)))
 
 
 def test_paths_that_are_no_text_survive():

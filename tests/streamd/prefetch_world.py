@@ -260,4 +260,4 @@ class PrefetchWorld:
         if decoder.foresight is not None and layer + 1 < self.n_layers:
             coming = decoder.routing[decoder.token][layer + 1]
             guess = decoder.foresight(self.rng, coming, self.n_experts)
-            self.scheduler.hint(decoder.number, area, section + 1, layer + 1, guess)
+            self.scheduler.hint(decoder.number, area, section + 1, layer + 1, guess, len(guess))

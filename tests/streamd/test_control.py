@@ -41,7 +41,7 @@ def test_a_refusal_is_an_answer(control, daemon, dealer):
 
 
 @pytest.mark.parametrize(
-    "message", [a_message(Attach, pid=1), Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 1, 2, [3])]
+    "message", [a_message(Attach, pid=1), Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 1, 2, [3], 1)]
 )
 def test_what_belongs_to_an_attachment_is_not_taken_from_anybody(control, daemon, dealer, message):
     """ZeroMQ does not say who sends it."""

@@ -81,7 +81,7 @@ def attached(control, connect):
 
 def test_an_attached_client_fetches_over_its_connection(control, daemon, connect):
     connection = attached(control, connect)
-    messages = [Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 2, 3, [4, 5]), Fetch(TICKET, 2, 3, [4])]
+    messages = [Fetch(TICKET, 1, 2, [3]), Hint(TICKET, 2, 3, [4, 5], 2), Fetch(TICKET, 2, 3, [4])]
     for message in messages:
         connection.send(encode(message))
     control.poll(PATIENCE_MS)

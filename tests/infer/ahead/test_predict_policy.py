@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from infer.ahead.prefetch import DEPTH_WINDOW_TOKENS, LEAST_LIKELY, Prefetch, margin_count
+from infer.ahead.idle_hints import DEPTH_WINDOW_TOKENS
+from infer.ahead.likelihood import LEAST_LIKELY
+from infer.ahead.prefetch import Prefetch, margin_count
 from infer.ahead.prefetch_trial import FIRST_TRIAL_TOKENS
 from infer.daemon.waits import Waits
 
@@ -13,6 +15,8 @@ N_EXPERTS, TOP_K = 16, 4
 
 class World:
     """A cache, a disk and a clock; it is the sink of hints, and decodes."""
+
+    has_source = False
 
     def __init__(self, depth=None, layer_s=0.01, slab_s=0.001):
         self.resident = np.zeros((max(LAYERS) + 1, N_EXPERTS), bool)
@@ -29,7 +33,7 @@ class World:
     def is_complete(self, layer):
         return bool(self.resident[layer].all())
 
-    def hint(self, layer, experts, layers_ahead):
+    def hint(self, layer, experts, layers_ahead, upload_count):
         self.hints.append((layer, experts.tolist(), layers_ahead))
         if self.reads_all_hints:
             self.resident[layer, experts] = True
@@ -114,7 +118,7 @@ def test_unlikely_guesses_are_not_hinted():
     world.hints.clear()
     world.token(_choose, _wrong)
     assert not world.hints
-    assert max(world.prefetch.likelihood[0]) < LEAST_LIKELY
+    assert max(world.prefetch.likelihood.at(1)) < LEAST_LIKELY
 
 
 def test_a_busy_disk_gets_few_hints_and_an_idle_one_many():
@@ -154,8 +158,8 @@ def test_it_switches_itself_off_where_it_costs():
     """Hints bring nothing here, and each token that gives any is slower."""
 
     class Costly(World):
-        def hint(self, layer, experts, layers_ahead):
-            super().hint(layer, experts, layers_ahead)
+        def hint(self, layer, experts, layers_ahead, upload_count):
+            super().hint(layer, experts, layers_ahead, upload_count)
             self.now_s += 0.1
 
     world = Costly(layer_s=1.0, slab_s=0.1)

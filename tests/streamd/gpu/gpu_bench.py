@@ -107,6 +107,8 @@ class GpuBench:
 
     def turn(self) -> None:
         self.rung |= self.gpu.scheduler.step()
+        if self.gpu.uploads.enter_lanes():
+            self.scheduler.step()
         self._take_uploads()
         self.scheduler.step()
         self.check()

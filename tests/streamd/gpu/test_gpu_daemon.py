@@ -206,9 +206,9 @@ def test_hints_are_never_answered(place, demo_model):
         layer = reader.experts.classes[0].layers[0]
         ticket = reader.client.mapping.attached.ticket
         for hint in (
-            Hint(ticket, 1, -1, [1]),
-            Hint(ticket, 1, 10**6, [1]),
-            Hint(ticket, 2**63, layer, [-1, 10**9, 3, 3]),
+            Hint(ticket, 1, -1, [1], 1),
+            Hint(ticket, 1, 10**6, [1], -5),
+            Hint(ticket, 2**63, layer, [-1, 10**9, 3, 3], 10**9),
         ):
             reader.client._connection.hint(hint)
         reader.read(layer, [1, 3])

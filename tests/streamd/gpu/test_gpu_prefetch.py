@@ -20,7 +20,7 @@ def counters(bench):
 
 def hint(bench, client, layer, *experts, ahead=1):
     section = client.area.section + ahead
-    bench.gpu.scheduler.hint(client.number, client.area, section, layer, experts)
+    bench.gpu.scheduler.hint(client.number, client.area, section, layer, experts, len(experts))
 
 
 def read_all(bench):

@@ -11,7 +11,7 @@ from gguf_factory import hy3_model
 from gguf_layout import TensorPlan, write_header_only
 
 from shared.client_memory import client_bytes
-from shared.daemon_memory import CPU_PROCESS_BYTES, GPU_PROCESS_BYTES
+from shared.daemon_memory import process_bytes
 from shared.errors import ConfigError, GpuError, GpuNotShared, PlanError
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
@@ -91,16 +91,19 @@ def test_the_client_has_what_its_context_and_chunk_take(described, model):
     assert plan_values(described(gpu_reserve=5 << 20))["gpu"]["reserve_bytes"] == 5 << 20
 
 
-def test_the_daemons_process_counts_by_whether_it_has_a_gpu(described, model, monkeypatch):
+def test_the_daemons_process_counts_by_its_gpu_and_its_experts(described, model, monkeypatch):
     plan = described()
-    assert plan_values(plan)["process_bytes"] == GPU_PROCESS_BYTES
-    assert re.search(r"the daemon +134 MB", render_plan(plan))
+    count = plan.experts.expert_count
+    assert plan_values(plan)["process_bytes"] == process_bytes(True, count)
+    assert process_bytes(True, 10 * count) > process_bytes(True, count) > process_bytes(False, count)
+    assert re.search(r"the daemon +13\d MB", render_plan(plan))
     available_bytes = 2 * GB
     monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: available_bytes)
     config = StreamdConfig(model=model, device="cpu")
     values = plan_values(plan_model(config, MachineOptions(disk=Rate(5e9))))
-    assert values["process_bytes"] == CPU_PROCESS_BYTES
-    left_bytes = available_bytes - CPU_PROCESS_BYTES - values["host_resident_bytes"]
+    own_bytes = process_bytes(False, count)
+    assert values["process_bytes"] == own_bytes
+    left_bytes = available_bytes - own_bytes - values["host_resident_bytes"]
     assert values["budget_bytes"] == int(AUTO_SHARE * left_bytes)
 
 

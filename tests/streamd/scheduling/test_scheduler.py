@@ -73,8 +73,8 @@ def test_one_that_hints_a_lot_does_not_crowd_out_another():
     for decoder in (greedy, modest):
         decoder.area.enter(world.table)
     for layer in range(1, 5):
-        world.scheduler.hint(greedy.number, greedy.area, layer, layer, range(32))
-    world.scheduler.hint(modest.number, modest.area, 1, 5, [3, 4])
+        world.scheduler.hint(greedy.number, greedy.area, layer, layer, range(32), 32)
+    world.scheduler.hint(modest.number, modest.area, 1, 5, [3, 4], 2)
     wishes = world.scheduler.prefetch.wishes(MAX_WISHES, lambda key: True)
     assert len(wishes) == MAX_WISHES
     assert {5 * 32 + 3, 5 * 32 + 4} <= set(wishes[:4])
@@ -94,7 +94,7 @@ def client(world):
 
 def hint(world, client, layer, experts, ahead=1):
     section = client.area.section + ahead
-    world.scheduler.hint(client.number, client.area, section, layer, experts)
+    world.scheduler.hint(client.number, client.area, section, layer, experts, len(experts))
 
 
 def test_a_demand_joins_a_prefetch_and_takes_it_to_the_front(world, client):
@@ -299,7 +299,7 @@ def test_who_waits_is_served_before_anything_is_done_about_hints():
     world = PrefetchWorld(slot_count=64)
     decoder = world.decoder()
     section = decoder.area.enter(world.table)
-    world.scheduler.hint(decoder.number, decoder.area, section + 1, 2, [7, 8])
+    world.scheduler.hint(decoder.number, decoder.area, section + 1, 2, [7, 8], 2)
     world.cache.fetch(decoder.number, section, 1, [3])
     world.scheduler.step()
     assert sorted(world.cache.reading) == [1 * 32 + 3]

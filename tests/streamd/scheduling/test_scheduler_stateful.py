@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def hints(self, number, layer, experts, ahead):
         if client := self.clients.get(number):
             section = client.area.section + ahead
-            self.scheduler.hint(number, client.area, section, layer, experts)
+            self.scheduler.hint(number, client.area, section, layer, experts, len(experts))
 
     @rule()
     def step(self):
