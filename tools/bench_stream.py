@@ -10,10 +10,10 @@ arm decodes the same greedy text; the first tokens of it, --warmup, are not meas
 rate is measured before and after with bench-io's code, in the same process; a paced drive is as
 fast as its pace at the most.
 
-useful      bytes a token that its routers asked for: read without what was fetched in vain
-bound       the least of disk rate / useful bytes, PCIe rate / uploaded bytes, 1 / compute time;
-            with the lane, for the bus: (PCIe rate + CPU's) / (uploaded + computed bytes), the CPU's
-            being computed bytes by the time in which it computed them
+useful      bytes a token that its routers asked for: read, or uploaded, and not in vain
+bound       the least of disk rate / useful read, PCIe rate / useful uploaded, 1 / compute time;
+            with the lane, for the bus: (PCIe rate + CPU's) / (useful uploaded + computed bytes),
+            the CPU's being computed bytes by the time in which it computed them
 exposed     (time of a token - time at the bound) / layers with experts
 """
 
@@ -40,6 +40,7 @@ SHOWN = (
         "disk_mb",
         "useful_mb",
         "pcie_mb",
+        "useful_pcie_mb",
         "lane_mb",
         "disk_busy",
         "pcie_busy",

@@ -116,6 +116,13 @@ FAULTS = {
         "return self._states[index] == SlotState.LIVE",
         "shared/test_victims.py",
     ),
+    "a lane that looks again": Fault(
+        "streamd/tiers/uploads.py",
+        "if lane.host_slot == NOT_RESIDENT:",
+        "if True:",
+        "streamd/gpu/test_uploads.py::"
+        "test_what_was_put_out_after_a_lane_had_seen_it_is_copied_all_the_same",
+    ),
     "hints that never pass": Fault(
         "streamd/scheduling/prefetch.py",
         "if now_ms >= hinted.deadline_ms:",

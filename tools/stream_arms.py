@@ -39,6 +39,7 @@ class ArmResult:
     disk_mb: float
     useful_mb: float
     pcie_mb: float
+    useful_pcie_mb: float
     moe_layers: int
     recall: float | None
     lane_mb: float = 0.0
@@ -61,9 +62,9 @@ class ArmResult:
         if pcie_mb_s and self.lane_mb > 0:
             # What neither had to do could have been shared out between bus and CPU in any way.
             lane_mb_s = 1000 * self.lane_mb / self.lane_ms
-            bounds["pcie+cpu"] = (pcie_mb_s + lane_mb_s) / (self.pcie_mb + self.lane_mb)
-        elif pcie_mb_s and self.pcie_mb > 0:
-            bounds["pcie"] = pcie_mb_s / self.pcie_mb
+            bounds["pcie+cpu"] = (pcie_mb_s + lane_mb_s) / (self.useful_pcie_mb + self.lane_mb)
+        elif pcie_mb_s and self.useful_pcie_mb > 0:
+            bounds["pcie"] = pcie_mb_s / self.useful_pcie_mb
         bound_by = min(bounds, key=lambda name: bounds[name])
         bound_tps = bounds[bound_by]
         return replace(
@@ -132,13 +133,13 @@ def _reading(engine: Engine) -> dict[str, float]:
         "waited_s": engine.client.waits.waited_s,
         "read_bytes": stats["io"]["bytes_read"],
         "slab_bytes": stats["io"]["useful_bytes"],
-        "backfill_bytes": host["backfill"]["bytes"],
         "uploaded_bytes": gpu["uploaded_bytes"],
     }
     counters = engine.lane.counters if engine.lane else LaneCounters()
     values |= {f"lane_{name}": value for name, value in asdict(counters).items()}
     for name, tier in (("host", host), ("gpu", gpu)):
         values |= {f"{name}_{key}": tier[key] for key in ("hits", "misses")}
+        values[f"{name}_backfill_bytes"] = tier["backfill"]["bytes"]
         values |= {f"{name}_prefetch_{key}": count for key, count in tier["prefetch"].items()}
     return values
 
@@ -146,7 +147,8 @@ def _reading(engine: Engine) -> dict[str, float]:
 def _result(
     arm: str, engine: Engine, token_count: int, grown: dict[str, float], guessed_before: Any
 ) -> ArmResult:
-    vain_bytes = grown["host_prefetch_wasted_bytes"] + grown["backfill_bytes"]
+    vain_bytes = grown["host_prefetch_wasted_bytes"] + grown["host_backfill_bytes"]
+    vain_upload_bytes = grown["gpu_prefetch_wasted_bytes"] + grown["gpu_backfill_bytes"]
     tier = "gpu" if engine.device.type == "cuda" else "host"
     guesses = engine.prefetch.values(guessed_before) if engine.prefetch else {}
     daemons = {name: value for name, value in grown.items() if "prefetch" in name}
@@ -165,6 +167,7 @@ def _result(
         disk_mb=grown["read_bytes"] / token_count / 1e6,
         useful_mb=max(0.0, grown["slab_bytes"] - vain_bytes) / token_count / 1e6,
         pcie_mb=grown["uploaded_bytes"] / token_count / 1e6,
+        useful_pcie_mb=max(0.0, grown["uploaded_bytes"] - vain_upload_bytes) / token_count / 1e6,
         moe_layers=len(layers),
         recall=guesses.get("recall"),
         lane_mb=grown["lane_computed_bytes"] / token_count / 1e6,

@@ -14,7 +14,7 @@ def _arm(**values) -> ArmResult:
     plain = {
         "arm": "off", "tokens": 10, "tps": 5.0, "wait_ms": 100.0, "compute_ms": 100.0,
         "hit_rate": 0.5, "host_hit_rate": 0.5, "disk_mb": 120.0, "useful_mb": 100.0,
-        "pcie_mb": 0.0, "moe_layers": 10, "recall": None,
+        "pcie_mb": 0.0, "useful_pcie_mb": 0.0, "moe_layers": 10, "recall": None,
     }  # fmt: skip
     return ArmResult(**plain | values)
 
@@ -31,15 +31,22 @@ def test_the_disk_bounds_what_waits_for_it():
 
 def test_the_least_bound_counts():
     assert _arm().judged(8000.0, None).bound_by == "compute"
-    arm = _arm(pcie_mb=200.0).judged(8000.0, 1500.0)
+    arm = _arm(pcie_mb=240.0, useful_pcie_mb=200.0).judged(8000.0, 1500.0)
     assert (arm.bound_tps, arm.bound_by) == (7.5, "pcie")
-    assert arm.pcie_busy == pytest.approx(200 * 5 / 1500)
+    assert arm.pcie_busy == pytest.approx(240 * 5 / 1500), "in vain too"
     assert _arm(useful_mb=0.0).judged(1.0, None).bound_by == "compute"
 
 
 def test_with_a_lane_bus_and_cpu_share_what_the_gpu_lacks():
     """300 MB a token: 100 over a bus of 1,000 MB/s, 200 by a CPU that took 100 ms for them."""
-    arm = _arm(pcie_mb=100.0, lane_mb=200.0, lane_ms=100.0, compute_ms=50.0, useful_mb=0.0)
+    arm = _arm(
+        pcie_mb=100.0,
+        useful_pcie_mb=100.0,
+        lane_mb=200.0,
+        lane_ms=100.0,
+        compute_ms=50.0,
+        useful_mb=0.0,
+    )
     judged = arm.judged(8000.0, 1000.0)
     assert judged.bound_by == "pcie+cpu"
     assert judged.bound_tps == pytest.approx((1000 + 2000) / 300)

@@ -49,10 +49,12 @@ def test_a_layer_is_complete_by_both_tiers_together(world):
 
 
 def test_hints_go_where_they_help(world):
-    world.hints.hint(0, np.array([3]), 2)
-    assert len(world.host.hints) == 1
+    world.hints.hint(0, np.array([3]), 2, 0)
+    assert [hint[2:] for hint in world.host.hints] == [(2, 0)]
     assert not world.client.hints
+    assert not world.hints.has_source, "what the host tier has is as good as here"
     world.lane.is_on = False
-    world.hints.hint(0, np.array([3]), 2)
-    assert len(world.client.hints) == 1
+    world.hints.hint(0, np.array([3]), 2, 1)
+    assert [hint[2:] for hint in world.client.hints] == [(2, 1)]
+    assert world.hints.has_source
     assert world.hints.waits is world.client.waits

@@ -199,6 +199,20 @@ def test_what_is_hinted_is_there_before_it_is_asked_for(place, demo_model, tier)
         reader.client.close()
 
 
+def test_a_hint_for_ram_alone(place, demo_model):
+    with daemon(demo_model, FakeDevice(at_once=True)):
+        reader = Reader(demo_model, GPU_TIER)
+        layer, experts = reader.experts.classes[0].layers[0], np.array([2, 3, 5])
+        reader.client.hint(layer, experts, 1, 1)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while reader.client.unread(layer, experts).any() or reader.client.absent(layer, [2])[0]:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert reader.client.absent(layer, experts).tolist() == [False, True, True]
+        assert prefetch_of(GPU_TIER)["hinted"] == 1
+        reader.client.close()
+
+
 def test_hints_are_never_answered(place, demo_model):
     """Whatever they say."""
     with daemon(demo_model, FakeDevice(at_once=True)):

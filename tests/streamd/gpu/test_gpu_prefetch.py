@@ -18,9 +18,9 @@ def counters(bench):
     return bench.gpu.scheduler.prefetch.counters, bench.scheduler.prefetch.counters
 
 
-def hint(bench, client, layer, *experts, ahead=1):
+def hint(bench, client, layer, *experts, ahead=1, upload_count=64):
     section = client.area.section + ahead
-    bench.gpu.scheduler.hint(client.number, client.area, section, layer, experts, len(experts))
+    bench.gpu.scheduler.hint(client.number, client.area, section, layer, experts, upload_count)
 
 
 def read_all(bench):
@@ -116,39 +116,66 @@ def test_a_demand_takes_over_an_upload_that_waits(bench):
     assert bench.gpu.uploads.upload_count == 4
 
 
-def test_an_upload_that_was_taken_over_keeps_the_bus_to_itself(bench):
-    client = bench.attach(0)
+def hint_what_ram_has(bench, client):
+    """Experts 1 to 6 of layer 1, hinted for a GPU slot while the first two of them are copied."""
     client.area.enter(bench.table)
-    hint(bench, client, 1, 1, 2, 3, 4)
+    hint(bench, client, 1, *range(1, 7), upload_count=0)
     bench.turn()
     read_all(bench)
-    bench.turn()
-    client.ask(1, 4)
-    bench.turn()
-    bench.device.finish(AHEAD_LANE_COUNT)
-    bench.turn()
-    assert len(bench.device.queued) == 1, "the third hint waits"
-    settle(bench)
-    assert bench.gpu.uploads.upload_count == 4
-
-
-def test_uploads_ahead_keep_out_of_the_way_of_demands(bench):
-    client = bench.attach(0)
-    client.area.enter(bench.table)
-    hint(bench, client, 1, 1, 2, 3, 4)
-    bench.turn()
-    read_all(bench)
+    hint(bench, client, 1, *range(1, 7))
     bench.turn()
     assert len(bench.device.queued) == AHEAD_LANE_COUNT
-    client.ask(0, 9)
+
+
+def copies(bench):
+    """Experts whose copies are under way, in order."""
+    lanes = {lane.number: lane.grant.expert for lane in bench.gpu.uploads._lanes if lane.copying}
+    return [lanes[token] for token, _ in bench.device.queued]
+
+
+def test_uploads_ahead_are_queued_behind_the_last_copy_that_is_waited_for(bench):
+    client = bench.attach(0)
+    hint_what_ram_has(bench, client)
+    client.ask(1, 5, 6)
     bench.turn()
-    (slot,) = (slot for slot, grant in bench.reads.items() if grant.expert == 9)
-    bench.finish_read(slot)
     bench.device.finish(AHEAD_LANE_COUNT)
     bench.turn()
-    assert len(bench.device.queued) == 1, "the demand's alone"
+    assert copies(bench) == [5, 6], "the bus has enough to do"
+    bench.device.finish()
+    bench.turn()
+    assert copies(bench) == [6, 3, 4], "it does not stand still behind the last one"
     settle(bench)
     assert bench.rung == {0}
+    assert bench.gpu.uploads.upload_count == 6
+
+
+def test_one_upload_ahead_while_the_drive_has_yet_to_bring_what_is_waited_for(bench):
+    client = bench.attach(0)
+    hint_what_ram_has(bench, client)
+    client.ask(1, 6, 9)
+    bench.turn()
+    bench.device.finish(AHEAD_LANE_COUNT)
+    bench.turn()
+    assert copies(bench) == [6, 3]
+    bench.device.finish(2)
+    bench.turn()
+    assert copies(bench) == [4]
+    (slot,) = (slot for slot, grant in bench.reads.items() if grant.expert == 9)
+    bench.finish_read(slot)
+    assert copies(bench) == [4, 9]
+    settle(bench)
+    assert bench.rung == {0}
+
+
+def test_what_is_only_likely_enough_to_be_read_is_not_uploaded(bench):
+    client = bench.attach(0)
+    client.area.enter(bench.table)
+    hint(bench, client, 1, 5, 6, 7, upload_count=1)
+    settle(bench)
+    assert (bench.table.gpu_slots[1] >= 0).nonzero()[0].tolist() == [5]
+    assert (bench.table.host_slots[1] >= 0).nonzero()[0].tolist() == [5, 6, 7]
+    gpu, host = counters(bench)
+    assert (gpu.hinted, host.hinted) == (1, 3)
 
 
 def test_hints_that_have_passed_are_not_uploaded(bench):

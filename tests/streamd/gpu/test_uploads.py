@@ -89,6 +89,51 @@ def test_a_host_slot_is_not_reused_while_a_copy_reads_it(make_bench):
     assert not bench.host.waiting
 
 
+def test_the_drive_is_asked_before_more_than_one_copy_is_begun(make_bench):
+    bench = make_bench(host_slots=96, gpu_slots=40)
+    client = bench.attach(0)
+    client.area.enter(bench.table)
+    bench.gpu.scheduler.hint(client.number, client.area, 2, 0, [1, 2, 3], 0)
+    bench.turn()
+    for slot in list(bench.reads):
+        bench.finish_read(slot)
+    client.ask(0, 1, 2)
+    bench.attach(1).ask(0, 3, 20)
+    bench.gpu.scheduler.step()
+    assert bench.gpu.uploads.enter_lanes(), "20 has to be read"
+    assert len(bench.device.queued) == 1
+    assert not bench.gpu.uploads.enter_lanes(), "it has been asked for"
+    bench.turn()
+    assert len(bench.device.queued) == 3
+
+
+def test_what_was_put_out_after_a_lane_had_seen_it_is_copied_all_the_same(make_bench):
+    """Of two hits one is copied at once; the other's slab goes before its copy begins."""
+    bench = make_bench(host_slots=40, gpu_slots=8)
+    client, area = bench.attach(0), host_client(bench)
+    bench.bring(client, 0, 1, 2)
+    for expert in range(3, 13):
+        bench.bring(client, 0, expert)
+    assert all(bench.table.gpu_slots[0, [1, 2]] < 0)
+    client.ask(0, 1, 2)
+    bench.gpu.scheduler.step()
+    bench.gpu.uploads.enter_lanes()
+    for expert in range(20, N_EXPERTS):
+        section = area.enter(bench.table)
+        bench.host.fetch(HOST_CLIENT, section, 1, [expert])
+        bench.scheduler.step()
+        for slot in list(bench.reads):
+            bench.scheduler.landed(slot)
+            del bench.reads[slot]
+    assert bench.table.host_slots[0, 2] < 0
+    bench.turn()
+    assert len(bench.device.queued) == 2
+    bench.device.finish(2)
+    bench.turn()
+    bench.check_slab(0, 2)
+    assert bench.rung == {0}
+
+
 def test_a_lane_is_never_found_stalled(make_bench):
     bench = make_bench(host_slots=40)
     client, area = bench.attach(0), host_client(bench)

@@ -95,7 +95,9 @@ def test_the_daemons_process_counts_by_its_gpu_and_its_experts(described, model,
     plan = described()
     count = plan.experts.expert_count
     assert plan_values(plan)["process_bytes"] == process_bytes(True, count)
-    assert process_bytes(True, 10 * count) > process_bytes(True, count) > process_bytes(False, count)
+    assert (
+        process_bytes(True, 10 * count) > process_bytes(True, count) > process_bytes(False, count)
+    )
     assert re.search(r"the daemon +13\d MB", render_plan(plan))
     available_bytes = 2 * GB
     monkeypatch.setattr(model_plan, "available_memory_bytes", lambda: available_bytes)
