@@ -15,8 +15,8 @@ nothing that another client holds once its slab is there, so it always ends by i
 
 What nobody waits for yet gets a lane when the last copy of what is waited for is under way: it is
 queued behind that, and the bus does not stand still between the two. Few of them at a time, since a
-demand waits for the copies that are under way when it comes; one while the drive has yet to bring
-what is waited for.
+demand waits for the copies that are under way when it comes; one while the bus is idle and the
+drive has yet to bring what is waited for.
 """
 
 from dataclasses import dataclass, replace
@@ -173,9 +173,11 @@ class Uploads:
         """How many lanes what nobody waits for may have now."""
         demanded = [lane for lane in self._lanes if lane.is_demanded]
         to_come = [lane for lane in demanded if not lane.copying]
-        if len(demanded) - len(to_come) > 1 or any(map(self._can_copy, to_come)):
-            return 0  # the bus has enough to do
-        return 1 if to_come else AHEAD_LANE_COUNT
+        copying_count = len(demanded) - len(to_come)
+        if not to_come:
+            return AHEAD_LANE_COUNT if copying_count <= 1 else 0
+        # The drive has yet to bring some of it, and will have soon.
+        return 0 if copying_count or any(map(self._can_copy, to_come)) else 1
 
     def _enter(self, lane: Lane, grant: Grant) -> bool:
         """Begin a lane's section; whether the host cache has to fetch for it."""
