@@ -3,6 +3,8 @@
     table region (the daemon writes, clients map it read-only)
         0     magic u64 | n_layers u64 | n_experts u64 | max_clients u64
         32    tracing u64                    not 0: clients record what their routers choose
+        40    idle us u64 | now us u64       how long the drive has had nothing to read for clients,
+                                             and when that was written
         64    epoch u64                      alone in its cache line: clients read it every section
         128   revoked u32 [max_clients]
         4096  host_slots i32 [n_layers, n_experts]      the slot that holds the slab, or -1
@@ -76,6 +78,7 @@ class ResidencyTable:
         self.shape = shape
         self._header = np.frombuffer(region, np.uint64, 4)
         self._tracing = np.frombuffer(region, np.uint64, 1, offset=32)
+        self._drive_us = np.frombuffer(region, np.uint64, 2, offset=40)
         self._epoch = np.frombuffer(region, np.uint64, 1, offset=64)
         self.revoked = np.frombuffer(region, np.uint32, MAX_CLIENTS, offset=128)
         self.host_slots = self._plane(region, 0)
@@ -94,6 +97,7 @@ class ResidencyTable:
         """The daemon, once, before anybody else has the region."""
         self._header[:] = (MAGIC, self.shape.n_layers, self.shape.n_experts, MAX_CLIENTS)
         self._tracing[0] = 0
+        self._drive_us[:] = 0
         self._epoch[0] = 1
         self.revoked[:] = 0
         self.host_slots[:] = NOT_RESIDENT
@@ -116,6 +120,17 @@ class ResidencyTable:
     @tracing.setter
     def tracing(self, value: bool) -> None:
         self._tracing[0] = value
+
+    @property
+    def drive_us(self) -> tuple[int, int]:
+        """Idle time of the drive, and the time that it is of; both grow, and only differences of
+        them mean anything. They may be of two moments that lie next to each other."""
+        idle_us, now_us = self._drive_us.tolist()
+        return idle_us, now_us
+
+    @drive_us.setter
+    def drive_us(self, value: tuple[int, int]) -> None:
+        self._drive_us[:] = value
 
     @property
     def epoch_address(self) -> int:

@@ -146,6 +146,7 @@ class Daemon:
     def _grant(self) -> None:
         """One step of the protocol: give slots to those who wait, and read into them."""
         self.sessions.ring(self.model.scheduler.step())
+        self.model.tell_drive_time()
 
     def _revoke_stalled(self) -> None:
         for tier in self.model.tiers.values():

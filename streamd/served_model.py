@@ -205,6 +205,10 @@ class ServedModel:
             upload_from_disk(target, gpu.resident.address, gpu.device, self.reader, stopped)
         log.info("%s: %s taken", gpu.device.name, size_text(gpu.plan.taken_bytes))
 
+    def tell_drive_time(self) -> None:
+        """To clients: how idle the drive is."""
+        self.table.drive_us = int(1e6 * self.reader.idle_s), int(1e3 * now_ms())
+
     def _log_pages(self) -> None:
         for what, region in (("slots", self.tier.region), ("tensors", self.resident_region)):
             log.info("%s: %s on pages of %s", what, size_text(region.size_bytes), region.page_kind)

@@ -4,8 +4,8 @@ Slots that the disk fills are hinted for by the disk's idle time: see infer/ahea
 GPU's slots are filled from RAM. There the bus is idle from the last copy of a layer until the next
 layer's router has been answered, time for one or two slabs; the daemon takes what was hinted in
 that order, and drops what it has not begun when the router has spoken. So what is hinted beyond
-that costs nothing, and what may be copied in vain has to be likely. The disk has time meanwhile,
-and what it reads is waited for longest: it is asked for less likely experts too.
+that costs nothing, and what may be copied in vain has to be likely. What the disk has to read is
+waited for longest: it is asked for less likely experts too, as many as it has time for.
 """
 
 import time
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from infer.ahead.idle_hints import MAX_DEPTH, Group, IdleHints
 from infer.ahead.likelihood import LEAST_LIKELY, Likelihood
 from infer.ahead.prefetch_trial import Trial
+from infer.ahead.read_allowance import ReadAllowance
 from infer.daemon.waits import Waits
 from shared.stats_view import counted
 
@@ -42,6 +43,10 @@ class HintSink(Protocol):
     @property
     def has_source(self) -> bool:
         """Whether our slots are filled from another tier's, which hints can be for alone."""
+
+    @property
+    def drive_us(self) -> tuple[int, int]:
+        """Idle time of the drive so far, and the time that it is of."""
 
     def absent(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]: ...
 
@@ -116,6 +121,7 @@ class Prefetch:
         self._clock_s = clock_s
         self._trial = Trial()
         self._idle_hints = IdleHints(top_k, self.candidate_count, depth)
+        self._allowance = ReadAllowance(self.candidate_count)
         self.likelihood = Likelihood(top_k, self.candidate_count, MAX_DEPTH)
         self.read_likelihood = Likelihood(top_k, self.candidate_count, MAX_DEPTH)
         self._pending: dict[int, list[_Forecast]] = {}
@@ -157,6 +163,8 @@ class Prefetch:
     def chosen(self, layer: int, experts: Sequence[int]) -> None:
         """What the router of `layer` has chosen, each once, its section having begun."""
         self._idle_hints.layer_passed(self._clock_s(), self._sink.waits)
+        if self._sink.has_source:
+            self._allowance.layer_passed(self._sink.drive_us)
         counters, chosen, hinted = self.counters, set(experts), self._hinted[layer]
         if hinted:
             used = list(hinted & chosen)
@@ -212,16 +220,20 @@ class Prefetch:
         """What is likely of the next layer for our own slots, what is unread for the tier below."""
         near = self.likelihood.at(forecast.distance)
         far = self.read_likelihood.at(forecast.distance)
-        uploads, reads = [], []
+        hinted, read = self._hinted[layer], self._read[layer]
+        likely: list[tuple[int, bool, bool]] = []  # expert, for our slots, to be read
         for rank, expert in enumerate(forecast.ranked):
-            if not forecast.absent[rank] or expert in self._hinted[layer]:
-                continue
-            if forecast.distance == 1 and near[rank] >= LEAST_LIKELY_UPLOAD:
-                uploads.append(expert)
-            elif forecast.unread[rank] and far[rank] >= LEAST_LIKELY:
-                reads.append(expert)
-        fresh = [expert for expert in reads if expert not in self._read[layer]]
-        self._hint(layer, forecast.distance, uploads, fresh)
+            is_near = forecast.distance == 1 and near[rank] >= LEAST_LIKELY_UPLOAD
+            is_fresh = forecast.unread[rank] and expert not in read
+            is_wanted = is_near or (is_fresh and far[rank] >= LEAST_LIKELY)
+            if is_wanted and forecast.absent[rank] and expert not in hinted:
+                likely.append((expert, is_near, is_fresh))
+        fresh = [expert for expert, _, is_fresh in likely if is_fresh]
+        if self._fixed_depth is None:
+            fresh = fresh[: self._allowance.take(len(fresh))]
+        read.update(fresh)
+        uploads = [e for e, is_near, is_fresh in likely if is_near and (e in read or not is_fresh)]
+        self._hint(layer, forecast.distance, uploads, [e for e in fresh if e not in uploads])
 
     def _hint(
         self, layer: int, distance: int, experts: list[int], reads: Sequence[int] = ()
@@ -231,7 +243,6 @@ class Prefetch:
             return
         self._sink.hint(layer, np.array([*experts, *reads]), distance, len(experts))
         self._hinted[layer].update(experts)
-        self._read[layer].update(reads)
         self.counters.hinted += len(experts)
         self.counters.reads += len(reads)
         self.counters.messages += 1

@@ -229,6 +229,10 @@ class SlotClient(SectionReader):
     def has_source(self) -> bool:
         return self._tier == GPU_TIER
 
+    @property
+    def drive_us(self) -> tuple[int, int]:
+        return self.mapping.table.drive_us
+
     def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         host: npt.NDArray[np.bool_] = self.mapping.table.host_slots[layer][experts] < 0
         return host & self.absent(layer, experts)

@@ -36,6 +36,10 @@ class LaneHints:
         slots = np.maximum(self._client.rows[layer], self._lane.host.rows[layer])
         return bool(slots.min() >= 0)
 
+    @property
+    def drive_us(self) -> tuple[int, int]:
+        return self._client.drive_us
+
     def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         return self._client.unread(layer, experts)
 

@@ -254,6 +254,10 @@ class UploadingClient(SectionReader):
 
     has_source = True
 
+    @property
+    def drive_us(self) -> tuple[int, int]:
+        return self._host.drive_us
+
     def unread(self, layer: int, experts: Integers) -> npt.NDArray[np.bool_]:
         return self.absent(layer, experts) & self._host.absent(layer, experts)
 

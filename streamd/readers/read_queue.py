@@ -30,6 +30,11 @@ class ReadQueue:
         """Whether a demand waits: then the limit is all that holds it back."""
         return bool(self._waiting[Priority.DEMAND])
 
+    @property
+    def serves_clients(self) -> bool:
+        """Whether anything is in flight that a client waits for or has hinted."""
+        return self._in_flight[Priority.DEMAND] + self._in_flight[Priority.PREFETCH] > 0
+
     def push(self, piece: Piece) -> None:
         self._waiting[piece.slab.priority].append(piece.slab.owner, piece)
 

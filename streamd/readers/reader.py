@@ -62,6 +62,8 @@ class Reader:
         self._reads = self._bytes_read = self._useful_bytes = 0
         self._retries = self._arrived_slabs = self._failed_slabs = 0
         self._in_flight_byte_s = 0.0
+        self._idle_s, self._idle_from_s = 0.0, self._clock()
+        self._is_idle = True
 
     def fileno(self) -> int:
         """Readable when `poll` has something to do."""
@@ -146,6 +148,11 @@ class Reader:
         self._pump()
         return completions
 
+    @property
+    def idle_s(self) -> float:
+        """How long so far nothing was being read that a client waits for or has hinted."""
+        return self._idle_s + (self._clock() - self._idle_from_s if self._is_idle else 0.0)
+
     def stats(self) -> ReadStats:
         return ReadStats(
             engine=self._engine.name,
@@ -192,6 +199,15 @@ class Reader:
             self._engine.submit(self._next_token, piece.file.fd, piece.target, piece.offset)
             self._next_token += 1
         self._engine.flush()
+        self._note_idle(now_s)
+
+    def _note_idle(self, now_s: float) -> None:
+        is_idle = not self._waiting.serves_clients
+        if is_idle and not self._is_idle:
+            self._idle_from_s = now_s
+        elif self._is_idle and not is_idle:
+            self._idle_s += now_s - self._idle_from_s
+        self._is_idle = is_idle
 
     def _count(self, piece: Piece, result: int, now_s: float) -> None:
         took_s = now_s - piece.started_s

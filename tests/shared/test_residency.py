@@ -42,6 +42,13 @@ def area():
     return area
 
 
+def test_how_idle_the_drive_is_is_seen_by_clients(table, memory):
+    assert table.drive_us == (0, 0)
+    table.drive_us = (3_000_000, 5_000_000_000)
+    assert ResidencyTable(memory, SHAPE).drive_us == (3_000_000, 5_000_000_000)
+    assert (table.tracing, table.epoch) == (False, 1)
+
+
 def test_a_new_table_is_empty(table):
     assert table.epoch == 1
     assert (table.host_slots == NOT_RESIDENT).all()

@@ -16,12 +16,13 @@ class TwoTiers:
     """Nothing is in a GPU slot; what is in RAM is told."""
 
     has_source = True
+    idle_share = 1.0
 
     def __init__(self, depth=None, in_ram=(), in_gpu=()):
         self.waits = Waits()
         self.in_ram, self.in_gpu = set(in_ram), set(in_gpu)
         self.hints = []
-        self.now_s = 0.0
+        self.now_s = self.idle_s = 0.0
         self.prefetch = Prefetch(LAYERS, N_EXPERTS, TOP_K, self, depth, lambda: self.now_s)
 
     def absent(self, _layer, experts):
@@ -29,6 +30,10 @@ class TwoTiers:
 
     def unread(self, layer, experts):
         return self.absent(layer, experts) & [e not in self.in_ram for e in experts.tolist()]
+
+    @property
+    def drive_us(self):
+        return int(1e6 * self.idle_s), int(1e6 * self.now_s)
 
     def is_complete(self, _layer):
         return False
@@ -40,6 +45,7 @@ class TwoTiers:
 
     def token(self, guess):
         self.now_s += 0.01
+        self.idle_s += 0.01 * self.idle_share
         for layer in (0, *LAYERS):
             targets = self.prefetch.targets(layer)
             if layer:
@@ -107,3 +113,21 @@ def test_people_are_told_of_both(in_ram):
     world.token(RIGHT_THEN_WRONG)
     described = world.prefetch.describe()
     assert ("more to be read into RAM" in described) == (not in_ram)
+
+
+def test_a_busy_drive_is_asked_for_the_likeliest_alone():
+    """What RAM has is hinted all the same; a depth that was asked for knows no bounds."""
+    for depth, read_count in ((None, 0.25), (1, 3)):
+        world = TwoTiers(depth=depth, in_ram=[5])
+        world.idle_share = 0.0
+        for _ in range(300):
+            world.token([3, 5, 7, 9, 0, 1])
+        world.hints.clear()
+        for _ in range(40):
+            world.token([3, 5, 7, 9, 0, 1])
+        of_layer = [hint for hint in world.hints if hint[0] == 2]
+        assert len(of_layer) == 40
+        assert all(5 in uploads and not reads for _, _, uploads, reads in of_layer)
+        unread = [e for _, _, uploads, _ in of_layer for e in uploads if e != 5]
+        assert len(unread) == pytest.approx(40 * read_count, abs=12)
+        assert (depth is not None) == (9 in unread)

@@ -213,6 +213,20 @@ def test_a_hint_for_ram_alone(place, demo_model):
         reader.client.close()
 
 
+def test_clients_see_how_idle_the_drive_is(place, demo_model):
+    with daemon(demo_model, FakeDevice(at_once=True)):
+        reader = Reader(demo_model, GPU_TIER)
+        layer, moments = reader.experts.classes[0].layers[0], []
+        for expert in range(0, 12, 2):
+            reader.read(layer, [expert, expert + 1])
+            moments.append(reader.client.drive_us)
+            time.sleep(0.01)
+        idle_us, now_us = (moments[-1][at] - moments[0][at] for at in (0, 1))
+        assert 0 < idle_us < now_us
+        assert now_us >= 5 * 10_000
+        reader.client.close()
+
+
 def test_hints_are_never_answered(place, demo_model):
     """Whatever they say."""
     with daemon(demo_model, FakeDevice(at_once=True)):

@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -116,11 +117,17 @@ class FaultyEngine:
 class Bench:
     """A reader over one or more files, and an arena to read into."""
 
-    def __init__(self, engine_name: str, files: OpenFile | list[OpenFile], **faults):
+    def __init__(
+        self,
+        engine_name: str,
+        files: OpenFile | list[OpenFile],
+        clock: Callable[[], float] = time.monotonic,
+        **faults,
+    ):
         self.piece_bytes, self.depth = PIECE_BYTES, DEPTH
         files = files if isinstance(files, list) else [files]
         self.engine = FaultyEngine(make_engine(engine_name, DEPTH), **faults)
-        self.reader = Reader(self.engine, files, DEPTH, piece_bytes=PIECE_BYTES)
+        self.reader = Reader(self.engine, files, DEPTH, piece_bytes=PIECE_BYTES, clock=clock)
         self.arena = mmap.mmap(-1, ARENA_BYTES)
         self.arena[:] = bytes([CANARY]) * ARENA_BYTES
         self._used_bytes = 0

@@ -16,7 +16,7 @@ from streamd.readers.engine import address_of
 from streamd.readers.latency import LatencyHistogram
 from streamd.readers.probe import make_engine
 from streamd.readers.reader import Reader
-from streamd.readers.slab_read import Extent, SlabRead
+from streamd.readers.slab_read import Extent, Priority, SlabRead
 
 PIECE = 64 << 10
 END = 9 * PIECE + 777
@@ -40,6 +40,22 @@ RANGES = {
 def test_the_ranges_suit_the_bench(bench, file):
     with bench(file) as b:
         assert (b.piece_bytes, file.size_bytes) == (PIECE, END)
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_the_drive_is_idle_while_nothing_is_read_for_clients(bench, file, priority):
+    """1 s before a read of 4 s, and 2 s after it; what fills an idle tier takes nobody's time."""
+    now_s = 50.0
+    with bench(file, clock=lambda: now_s, held={0}) as b:
+        now_s += 1.0
+        b.reader.submit(b.slab("slab", (0, PIECE)), priority)
+        now_s += 4.0
+        busy_s = 0.0 if priority == Priority.BACKFILL else 4.0
+        assert b.reader.idle_s == 5.0 - busy_s
+        b.engine.release()
+        b.finish(1)
+        now_s += 2.0
+        assert b.reader.idle_s == 7.0 - busy_s
 
 
 @pytest.mark.parametrize("case", RANGES)
