@@ -1,7 +1,7 @@
 """The engine: one model, one sequence. Prompt in, logits out, a token at a time or in chunks."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -141,8 +141,13 @@ class Engine:
             lane.close()
 
     def redo_if_lost(self, compute: Callable[[], T]) -> T:
-        """See Lifeline; it is for whatever asks the daemon or computes with `model` or `mtp`."""
-        return self._lifeline.redo_if_lost(compute)
+        """See Lifeline and infer.gpu_memory; it is for whatever asks the daemon or computes with
+        `model` or `mtp`."""
+        return self._lifeline.redo_if_lost(partial(self._within_memory, compute))
+
+    def _within_memory(self, compute: Callable[[], T]) -> T:
+        strict = self.client.mapping.attached.client_limited
+        return within_memory(self.device, strict, compute)
 
     def idle(self) -> AbstractContextManager[None]:
         """While nothing is computed."""
@@ -212,15 +217,23 @@ class Engine:
         self, ids: Sequence[int], last_only: bool, tap: Tap | None = None
     ) -> list[npt.NDArray[np.float32]]:
         self.check(ids)
-        self.client.expect(len(ids))
         rows = []
-        with torch.inference_mode():
+        with torch.inference_mode(), self._expecting(len(ids)):
             size = self.chunk if last_only else self.logits_chunk
             for first in range(0, len(ids), size):
                 part = ids[first : first + size]
                 rows.append(self.redo_if_lost(partial(self._compute, part, last_only, tap)))
                 self.client.count_tokens(len(part))
         return rows
+
+    @contextmanager
+    def _expecting(self, token_count: int) -> Iterator[None]:
+        """What is read is for so many tokens, until it ends, however it does."""
+        self.client.expect(token_count)
+        try:
+            yield
+        finally:
+            self.client.expect(1)
 
     def _compute(
         self, ids: Sequence[int], last_only: bool, tap: Tap | None
@@ -229,9 +242,7 @@ class Engine:
             return self.graphs.decode(ids[0])[np.newaxis]
         chunk = torch.tensor(ids, dtype=torch.int64, device=self.device)
         watcher = self.watcher if len(ids) > 1 else None
-        forward = partial(self.model.forward, chunk, self.kv, self.exact, last_only, tap, watcher)
-        strict = self.client.mapping.attached.client_limited
-        logits = within_memory(self.device, strict, forward)
+        logits = self.model.forward(chunk, self.kv, self.exact, last_only, tap, watcher)
         return logits.cpu().numpy()
 
     def check(self, ids: Sequence[int]) -> None:

@@ -44,6 +44,6 @@ def within_memory(device: torch.device, strict: bool, compute: Callable[[], T]) 
 
 def _refusal() -> GpuError:
     return GpuError(
-        "GPU memory does not hold what a chunk of this prompt takes",
+        "GPU memory does not hold what computing takes beside the model",
         "give a smaller --chunk or --ctx, or the daemon a larger --vram or --gpu-reserve",
     )

@@ -16,6 +16,7 @@
         128   tokens u64
         192   cells u64 | records u64        written to the ring so far
         256   own hits u64 | own misses u64  lookups in slots that the client keeps for itself
+        320   scan u64                       1 + the layer that a prompt has reached, or 0
         4096  uses u32 [n_layers, n_experts]            how often the router chose each expert
         ...   scanned u32 [n_layers, n_experts]         the same by long prompts, in USE_PARTS of a
                                                         use (shared/scan.py)
@@ -155,6 +156,8 @@ class ClientArea:
         self._tokens = np.frombuffer(region, np.uint64, 1, offset=128)
         self._recorded = np.frombuffer(region, np.uint64, 2, offset=192)
         self._own = np.frombuffer(region, np.uint64, 2, offset=256)
+        self._scan = np.frombuffer(region, np.uint64, 1, offset=320)
+        self._n_layers = shape.n_layers
         self._ring = np.frombuffer(region, np.uint16, RING_CELLS, offset=shape.ring_offset)
         # A record's cells are written before it counts: those of the next one, at the longest, may
         # be half written where the oldest ones were.
@@ -181,6 +184,16 @@ class ClientArea:
     @property
     def section(self) -> int:
         return int(self._words[1])
+
+    @property
+    def scan_layer(self) -> int | None:
+        """The layer that a prompt of the client's has reached; None while none goes on."""
+        layer = int(self._scan[0]) - 1
+        return layer if 0 <= layer < self._n_layers else None
+
+    @scan_layer.setter
+    def scan_layer(self, layer: int | None) -> None:
+        self._scan[0] = 0 if layer is None else layer + 1
 
     def enter(self, table: ResidencyTable) -> int:
         """Begin a section (and so end the one before it); its number."""

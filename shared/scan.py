@@ -28,3 +28,9 @@ def use_parts(
     if token_count <= most_tokens:
         return USE_PARTS
     return max(1, round(USE_PARTS * most_tokens / token_count))
+
+
+def is_scan(token_count: int, top_k: int, n_experts: int) -> bool:
+    """Whether so many tokens in one go choose as often as there are experts, and so most of them:
+    then a layer's experts are needed once it is reached, and not again before the next chunk."""
+    return token_count * top_k >= n_experts

@@ -57,7 +57,7 @@ class VictimChooser:
             self._cold.appendleft((slot, heat))
 
     def _heat(self, slot: int) -> float:
-        return float(self._policy.heat[self._slots.key_of(slot)])
+        return float(self._policy.worth(self._slots.key_of(slot)))
 
     def _refill(self, count: int, chosen: list[int]) -> None:
         self._refresh()
@@ -71,5 +71,5 @@ class VictimChooser:
         batch_count = min(len(candidates), max(count, self._batch_count))
         keys = slots.key[candidates - slots.first]
         order = self._policy.coldest(keys, batch_count)
-        heats = self._policy.heat[keys[order]]
+        heats = self._policy.worth(keys[order])
         self._cold.extend(zip(candidates[order].tolist(), heats.tolist(), strict=True))

@@ -45,6 +45,8 @@ MAX_FRAME_BYTES = 1 << 16
 MAX_REQUESTS_PER_TURN = 256
 MAX_REQUESTS_PER_CONNECTION = 16
 REQUEST_QUEUE_LENGTH = 4096
+# select() knows only descriptors below it.
+SELECTABLE_COUNT = 1024
 # Of so many naps one looks for requests over ZeroMQ, which cannot end it.
 NAPS_A_LOOK = 16
 
@@ -100,6 +102,9 @@ class Control:
 
     def nap(self, seconds: float) -> None:
         """As `poll`, for less than a millisecond; requests over ZeroMQ may be left for later."""
+        if self._descriptors.fileno() >= SELECTABLE_COUNT:
+            self.poll(1)
+            return
         if select.select([self._descriptors], [], [], seconds)[0]:
             self._take_events()
         self._nap_count += 1

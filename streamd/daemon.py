@@ -73,6 +73,8 @@ class Daemon:
             self.model = ServedModel(self.config, stack, self._stop_loading, self._open_device)
             self.sessions = Sessions(self.model.table.shape)
             stack.callback(self.sessions.close)
+            for tier in self.model.tiers.values():
+                tier.cache.heat.scan_layers = self.sessions.scan_layers
             self._governor = governor_of(self.model) if self.config.governor else None
             self._watch = ModelWatch(self.model.index)
             self._records = Records(self.config, self.model)

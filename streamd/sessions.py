@@ -103,6 +103,11 @@ class Sessions:
     def of_number(self, number: int) -> Session:
         return self._by_number[number]
 
+    def scan_layers(self) -> list[int]:
+        """The layers that prompts of theirs have reached."""
+        found = (session.area.scan_layer for session in self if not session.revoked)
+        return sorted({layer for layer in found if layer is not None})
+
     def ring(self, numbers: Iterable[int]) -> None:
         """The sessions among the clients; the daemon's own look at the table themselves."""
         for number in numbers:

@@ -232,6 +232,7 @@ class Prefetch:
         if self._fixed_depth is None:
             fresh = fresh[: self._allowance.take(len(fresh))]
         read.update(fresh)
+        # What may not be read cannot be uploaded either.
         uploads = [e for e, is_near, is_fresh in likely if is_near and (e in read or not is_fresh)]
         self._hint(layer, forecast.distance, uploads, [e for e in fresh if e not in uploads])
 

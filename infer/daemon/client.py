@@ -19,7 +19,7 @@ from shared import membarrier
 from shared.errors import ClientRevoked
 from shared.experts import ExpertIndex
 from shared.gguf_index import GgufIndex
-from shared.scan import USE_PARTS, use_parts
+from shared.scan import USE_PARTS, is_scan, use_parts
 from shared.wire import (
     GPU_TIER,
     HOST_TIER,
@@ -69,6 +69,7 @@ class SlotClient(SectionReader):
         self._watches = tier == GPU_TIER and len(os.sched_getaffinity(0)) >= WATCH_CORES
         self._past_hits = self._past_misses = 0  # of earlier attachments
         self._use_parts = USE_PARTS  # what a choice counts now
+        self._scans = False
         membarrier.register()
         self._connection = Connection(name, index, experts, tier)
         self._note_mapping()
@@ -126,7 +127,11 @@ class SlotClient(SectionReader):
 
     def expect(self, token_count: int) -> None:
         """What is read from now on is for so many tokens in one go: see shared/scan.py."""
-        self._use_parts = use_parts(token_count, self.experts.top_k, self.experts.n_experts)
+        top_k, n_experts = self.experts.top_k, self.experts.n_experts
+        self._use_parts = use_parts(token_count, top_k, n_experts)
+        self._scans = is_scan(token_count, top_k, n_experts)
+        if not self._scans and self.attached:
+            self.mapping.area.scan_layer = None
 
     def wave_experts(self, layer: int) -> int:
         """The most experts of a layer that one section may need."""
@@ -162,6 +167,8 @@ class SlotClient(SectionReader):
         """Look up what the section just entered and counted needs; ask for what is missing."""
         area, row = self.mapping.area, self.rows[layer]
         number = area.section
+        if self._scans:
+            area.scan_layer = layer
         slots: npt.NDArray[np.int32] = row[experts]
         present, missing = (slots >= 0).nonzero()[0], (slots < 0).nonzero()[0]
         asked_s = time.perf_counter()

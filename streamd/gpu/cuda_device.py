@@ -116,6 +116,7 @@ class CudaDevice:
         except GpuError:
             with suppress(GpuError):  # the first error is the one to tell
                 call(driver, "cuStreamSynchronize", stream)
+            self._idle_events.append(event)
             raise
         self._in_flight.append((token, event))
 

@@ -12,6 +12,7 @@ from streamd.readers.pieces import Piece, Slab
 from streamd.readers.slab_read import Priority
 from streamd.scheduling.fair_queue import FairQueue
 
+CLIENTS_PRIORITIES = (Priority.DEMAND, Priority.PREFETCH)
 PREFETCH_SHARE = 0.5
 BACKFILL_SHARE = 0.5
 
@@ -32,8 +33,8 @@ class ReadQueue:
 
     @property
     def serves_clients(self) -> bool:
-        """Whether anything is in flight that a client waits for or has hinted."""
-        return self._in_flight[Priority.DEMAND] + self._in_flight[Priority.PREFETCH] > 0
+        """Whether anything waits or is in flight that a client waits for or has hinted."""
+        return any(self._in_flight[p] or self._waiting[p] for p in CLIENTS_PRIORITIES)
 
     def push(self, piece: Piece) -> None:
         self._waiting[piece.slab.priority].append(piece.slab.owner, piece)

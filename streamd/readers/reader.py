@@ -112,6 +112,7 @@ class Reader:
         """
         slab = self._slabs[key]
         withdrawn_count = self._waiting.withdraw(slab)
+        self._note_idle(self._clock())
         if slab.pieces_left == 0:
             del self._slabs[key]
             return True
@@ -150,7 +151,7 @@ class Reader:
 
     @property
     def idle_s(self) -> float:
-        """How long so far nothing was being read that a client waits for or has hinted."""
+        """How long so far there was nothing to read that a client waits for or has hinted."""
         return self._idle_s + (self._clock() - self._idle_from_s if self._is_idle else 0.0)
 
     def stats(self) -> ReadStats:

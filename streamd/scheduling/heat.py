@@ -1,6 +1,6 @@
 """How hot each expert is by what the clients say they have used: their areas' counts, absorbed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,16 @@ ABSORB_INTERVAL_MS = 5.0
 
 
 class Heat:
-    """The clients that count their uses, and the policy that these feed."""
+    """The clients that count their uses, and the policy that these feed.
 
-    def __init__(self, key_count: int, now_ms: Callable[[], float]) -> None:
+    scan_layers: asked for the layers that prompts have reached, whichever tier they are computed
+    from.
+    """
+
+    def __init__(self, key_count: int, n_layers: int, now_ms: Callable[[], float]) -> None:
         self.policy = LfuAgeing(key_count)
+        self.scan_layers: Callable[[], Iterable[int]] = tuple
+        self._n_layers = n_layers
         self._clients: list[CacheClient] = []
         self._now_ms = now_ms
         self._absorbed_at_ms = now_ms()
@@ -30,6 +36,7 @@ class Heat:
             self._absorbed_at_ms = now_ms
             for client in self._clients:
                 self.absorb(client)
+            self.policy.expect(self.scan_layers(), self._n_layers)
 
     def absorb(self, client: CacheClient) -> None:
         counted = client.area.counted.copy()

@@ -54,7 +54,7 @@ class HostCache:
         self.layer_class = tuple(layer_class)
         self._barrier = barrier
         self._now_ms = now_ms
-        self.heat = Heat(table.shape.cell_count, now_ms)
+        self.heat = Heat(table.shape.cell_count, table.shape.n_layers, now_ms)
         self.eviction = Eviction(table, tier, self.classes, self.heat, barrier, self.counters)
         self.reserve = Reserve(self.clients, tier)
 

@@ -16,7 +16,7 @@ MAX_AHEAD_SLOTS = 64
 
 
 class Reserve:
-    """A view of the attached clients, by number; it holds nothing of its own.
+    """A view of the attached clients, by number, which tells of who comes and goes.
 
     tier: "host" or "gpu", for what is said when there is no room.
     """

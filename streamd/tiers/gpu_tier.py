@@ -121,7 +121,7 @@ class GpuTier:
     def is_busy(self) -> bool:
         """Whether copies are under way, or were a moment ago: the next layer asks soon then."""
         now_ms = self._now_ms()
-        if self._copies.copying:
+        if self._copies.copying or self.uploads.eager:
             self._busy_until_ms = now_ms + LINGER_MS
         return now_ms < self._busy_until_ms
 

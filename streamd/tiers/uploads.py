@@ -57,6 +57,7 @@ class Lane:
 
     @property
     def is_demanded(self) -> bool:
+        """Whether somebody waited for it when the lane was entered."""
         return self.grant is not None and self.grant.priority == Priority.DEMAND
 
 
@@ -101,6 +102,11 @@ class Uploads:
         return Lane(number, area)
 
     @property
+    def eager(self) -> bool:
+        """Whether somebody waits who could have a lane: others have ended since they were given."""
+        return bool(self._demanded) and any(lane.grant is None for lane in self._lanes)
+
+    @property
     def room(self) -> int:
         """How many grants can be submitted now."""
         return QUEUE_LENGTH - len(self._demanded) - len(self._ahead)
@@ -132,8 +138,8 @@ class Uploads:
     def enter_lanes(self) -> bool:
         """Lanes for those whose turn it is; whether the host cache has to fetch for some of them.
 
-        Apart from `poll`, so that the drive is asked before more than one copy is begun, which
-        takes 0.1 ms each.
+        Before `poll`, so that the drive is asked before more than one copy is begun, which takes
+        0.1 ms each. What `poll` enters the host cache fetches in its next step.
         """
         fetches = False
         for lane in self._lanes:
@@ -164,7 +170,17 @@ class Uploads:
             return self._demanded.pop()
         if not self._ahead or self._ahead_count() >= self._most_ahead():
             return None
-        return self._ahead.pop(next(iter(self._ahead)))
+        # What was hinted, and the host cache has lost since, waits until it is demanded or passes.
+        may_go = (
+            slot
+            for slot, grant in self._ahead.items()
+            if grant.priority != Priority.PREFETCH or self._host_slot(grant) != NOT_RESIDENT
+        )
+        slot = next(may_go, None)
+        return None if slot is None else self._ahead.pop(slot)
+
+    def _host_slot(self, grant: Grant) -> int:
+        return int(self._cache.plane[grant.layer, grant.expert])
 
     def _ahead_count(self) -> int:
         return sum(lane.grant is not None and not lane.is_demanded for lane in self._lanes)
@@ -196,7 +212,7 @@ class Uploads:
         grant = lane.grant
         assert grant is not None
         if lane.host_slot == NOT_RESIDENT:
-            lane.host_slot = int(self._cache.plane[grant.layer, grant.expert])
+            lane.host_slot = self._host_slot(grant)
         return lane.host_slot != NOT_RESIDENT
 
     def _copy(self, lane: Lane) -> None:

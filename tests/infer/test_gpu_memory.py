@@ -1,8 +1,11 @@
 """A client keeps to its share of a GPU's memory, and takes more only where that is allowed."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from infer.engine import Engine
 from infer.gpu_memory import limit_memory, within_memory
 from shared.client_memory import FIXED_BYTES, OUTSIDE_BYTES
 from shared.errors import GpuError
@@ -47,6 +50,22 @@ def test_what_does_not_fit_is_refused(fractions, strict, calls):
     assert "--chunk" in refusal.value.remedy
     assert work.calls == calls
     assert fractions == [1.0] * (calls - 1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_whatever_an_engine_computes_keeps_to_it(fractions, strict):
+    """Prompts, single tokens and drafts all go through redo_if_lost."""
+    engine = Engine.__new__(Engine)
+    attached = SimpleNamespace(client_limited=strict)
+    engine.device = CUDA
+    engine.client = SimpleNamespace(mapping=SimpleNamespace(attached=attached))
+    engine._lifeline = SimpleNamespace(redo_if_lost=lambda compute: compute())
+    if strict:
+        with pytest.raises(GpuError):
+            engine.redo_if_lost(Fits(1))
+    else:
+        assert engine.redo_if_lost(Fits(1)) == "logits"
+    assert fractions == [1.0] * (not strict)
 
 
 def test_the_limit_is_beside_what_is_there(fractions, monkeypatch):

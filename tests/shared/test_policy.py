@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy import HALF_LIFE_ROUNDS, LfuAgeing
+from shared.policy import HALF_LIFE_ROUNDS, SCAN_WORTH, LfuAgeing
 
 KEYS = 4
 
@@ -88,3 +88,34 @@ def test_the_coldest_are_what_a_stable_sort_puts_first(heats, count):
     keys = np.arange(len(heats), dtype=np.int32)[::-1]
     expected = sorted(range(len(heats)), key=lambda at: heats[keys[at]])
     assert policy.coldest(keys, count).tolist() == expected[:count]
+
+
+LAYERS = 4  # of one expert each
+
+
+def worth_of_layers(*scan_layers):
+    policy = LfuAgeing(LAYERS)
+    policy.expect(scan_layers, LAYERS)
+    return (policy.worth(np.arange(LAYERS)) / SCAN_WORTH).tolist()
+
+
+def test_what_a_prompt_reaches_soon_is_worth_most_and_what_it_has_passed_least():
+    assert worth_of_layers() == [0, 0, 0, 0]
+    assert worth_of_layers(0) == [1, 0.75, 0.5, 0.25]
+    assert worth_of_layers(2) == [0.5, 0.25, 1, 0.75]
+
+
+def test_of_several_prompts_the_one_that_comes_first_counts():
+    assert worth_of_layers(0, 2) == [1, 0.75, 1, 0.75]
+
+
+def test_what_is_expected_adds_to_heat_until_it_is_over():
+    policy = LfuAgeing(LAYERS)
+    policy.absorb(uses(2, 0, 0, 1))
+    policy.expect([1], LAYERS)
+    keys = np.arange(LAYERS, dtype=np.int32)
+    assert policy.worth(keys).tolist() == [2 + SCAN_WORTH / 4, SCAN_WORTH, SCAN_WORTH * 0.75, 2.0]
+    assert policy.worth(3) == 2.0
+    assert policy.coldest(keys, 2).tolist() == [2, 1] if SCAN_WORTH < 2 else [2, 3]
+    policy.expect([], LAYERS)
+    assert policy.worth(keys).tolist() == policy.heat.tolist() == [2, 0, 0, 1]

@@ -49,6 +49,22 @@ def test_how_idle_the_drive_is_is_seen_by_clients(table, memory):
     assert (table.tracing, table.epoch) == (False, 1)
 
 
+def test_how_far_a_prompt_is(area):
+    assert area.scan_layer is None
+    for layer in (0, SHAPE.n_layers - 1):
+        area.scan_layer = layer
+        assert area.scan_layer == layer
+    area.scan_layer = None
+    assert area.scan_layer is None
+
+
+@pytest.mark.parametrize("word", [SHAPE.n_layers + 1, 2**63, 2**64 - 1])
+def test_a_layer_that_does_not_exist_is_none(area, word):
+    """It is the client's word."""
+    area._scan[0] = word
+    assert area.scan_layer is None
+
+
 def test_a_new_table_is_empty(table):
     assert table.epoch == 1
     assert (table.host_slots == NOT_RESIDENT).all()

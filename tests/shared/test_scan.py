@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shared.policy import HALF_LIFE_ROUNDS, LfuAgeing
-from shared.scan import SCAN_ROUNDS, USE_PARTS, use_parts
+from shared.scan import SCAN_ROUNDS, USE_PARTS, is_scan, use_parts
 
 # (top_k, n_experts) of Hy3, GLM-5.2 and the models in tests.
 SHAPES = [(8, 192), (8, 256), (4, 32), (4, 16), (2, 8)]
@@ -57,3 +57,9 @@ def test_what_was_hot_keeps_half_of_the_heat(token_count):
 
 def test_a_prompt_weighs_one_half_life():
     assert SCAN_ROUNDS == HALF_LIFE_ROUNDS
+
+
+def test_a_prompt_is_looked_ahead_for_if_it_chooses_as_often_as_there_are_experts():
+    assert not is_scan(1, 8, 192)
+    assert not is_scan(23, 8, 192)
+    assert is_scan(24, 8, 192)

@@ -154,3 +154,30 @@ def test_it_is_not_looked_again_and_again_where_few_can_go():
     for _ in range(3):
         bench.chooser.prepare()
     assert bench.refresh_count == before + 1
+
+
+@pytest.mark.parametrize("expects", [False, True])
+def test_a_prompt_that_comes_round_finds_what_there_is_room_for(expects):
+    """Layers are read one after the other, again and again; slots are there for half of them."""
+    n_layers, n_experts, round_count = 8, 32, 6
+    policy = LfuAgeing(n_layers * n_experts)
+    slots = ClassSlots(0, n_layers * n_experts // 2, 1, 1)
+    chooser = VictimChooser(slots, policy, lambda: None)
+    slot_of, hit_count = {}, 0
+    for number in range(round_count):
+        for layer in range(n_layers):
+            policy.expect([layer] if expects else [], n_layers)
+            keys = np.arange(n_experts) + layer * n_experts
+            for key in keys.tolist():
+                if key in slot_of:
+                    hit_count += number == round_count - 1
+                    continue
+                if not slots.free:
+                    (victim,) = chooser.choose(1)
+                    del slot_of[slots.key_of(victim)]
+                    slots.retire(victim, 1)
+                    slots.reclaim(2)
+                slot_of[key] = slots.take(key)
+                slots.publish(slot_of[key])
+            policy.absorb(np.bincount(keys, minlength=n_layers * n_experts).astype(np.uint32))
+    assert (hit_count / (n_layers * n_experts) >= 0.45) == expects

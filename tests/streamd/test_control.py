@@ -2,6 +2,8 @@
 
 import os
 import random
+import resource
+import select
 import time
 
 import msgpack
@@ -11,6 +13,7 @@ from control_bench import PATIENCE_MS, TICKET, a_message
 
 from shared.errors import RequestError
 from shared.wire import Attach, Fetch, Hint, Refused, Stats, StatsRequest, Stop, decode, encode
+from streamd.control import SELECTABLE_COUNT
 
 POLL_MS = 10  # where the last requests may have been taken already
 
@@ -93,6 +96,29 @@ def test_other_descriptors_are_watched(control):
     control.poll(0)
     assert reactions == [5]
     os.close(bell)
+
+
+def test_a_nap_with_more_descriptors_than_select_knows(control):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= SELECTABLE_COUNT:
+        pytest.skip("the limit on descriptors is low")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, SELECTABLE_COUNT + 1), hard))
+    try:
+        high = os.dup2(control._descriptors.fileno(), SELECTABLE_COUNT)
+        control._descriptors.close()
+        control._descriptors = select.epoll.fromfd(high)
+        control._poller.register(high, zmq.POLLIN)
+        bell, reactions = os.eventfd(0), []
+        control.watch(bell, lambda: reactions.append(os.eventfd_read(bell)))
+        control.nap(1e-4)
+        assert reactions == []
+        os.eventfd_write(bell, 5)
+        control.nap(1e-4)
+        assert reactions == [5]
+        control.unwatch(bell)
+        os.close(bell)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_nap_ends_when_something_happens(control):

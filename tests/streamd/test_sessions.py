@@ -110,6 +110,17 @@ def test_a_ticket_that_is_not_served(sessions, fate):
     assert refusal.value.remedy == "attach again"
 
 
+def test_where_prompts_have_got_to(sessions):
+    clients = [come(sessions) for _ in range(5)]
+    assert sessions.scan_layers() == []
+    for client, layer in zip(clients, (1, 0, 1, 0, None), strict=True):
+        client.area.scan_layer = layer
+    clients[3].revoked = True
+    assert sessions.scan_layers() == [0, 1]
+    go(sessions, clients[1])
+    assert sessions.scan_layers() == [1]
+
+
 def test_the_most_clients_there_may_be(sessions):
     """One that was revoked keeps its number until it has gone: it looks at its flag there."""
     everybody = [come(sessions) for _ in range(MAX_CLIENTS)]

@@ -178,6 +178,24 @@ def test_what_is_only_likely_enough_to_be_read_is_not_uploaded(bench):
     assert (gpu.hinted, host.hinted) == (1, 3)
 
 
+def test_no_upload_ahead_waits_for_a_read_that_nobody_demands(bench):
+    """What was in RAM when it was given a GPU slot goes before it gets a lane."""
+    client = bench.attach(0)
+    hint_what_ram_has(bench, client)
+    gone = bench.table.host_slots[1, 3]
+    bench.scheduler._judge(gone)
+    slots = bench.host.class_of_slot(gone)
+    bench.host.eviction.take_out([(slots, gone)])
+    bench.device.finish(AHEAD_LANE_COUNT)
+    bench.turn()
+    assert copies(bench) == [4, 5]
+    assert not bench.reads
+    client.ask(1, 3)
+    settle(bench)
+    assert bench.rung == {0}
+    assert bench.table.gpu_slots[1, 3] >= 0
+
+
 def test_hints_that_have_passed_are_not_uploaded(bench):
     client = bench.attach(0)
     client.area.enter(bench.table)

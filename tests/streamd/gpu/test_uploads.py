@@ -8,6 +8,7 @@ from gpu_bench import N_EXPERTS, N_LAYERS
 
 from shared.errors import PlanError
 from shared.residency import ClientArea
+from streamd.slot_cache.grants import Grant
 from streamd.slot_cache.stalls import stalled_clients
 from streamd.tiers.gpu_tier import LINGER_MS
 from streamd.tiers.uploads import LANE_COUNT
@@ -132,6 +133,27 @@ def test_what_was_put_out_after_a_lane_had_seen_it_is_copied_all_the_same(make_b
     bench.turn()
     bench.check_slab(0, 2)
     assert bench.rung == {0}
+
+
+def test_a_gpu_that_refuses_all_copies_keeps_nobody_waiting(make_bench):
+    """There are more demands than lanes: the loop turns on at once until all have been told."""
+    bench = make_bench(host_slots=128, gpu_slots=128)
+    clients = [bench.attach(number) for number in range(28)]
+    for expert in range(2 * len(clients)):
+        slot = bench.host.classes[0].take(expert)
+        bench.host.reading[expert] = slot
+        bench.submit(Grant(slot, 0, expert))
+        bench.finish_read(slot)
+    bench.device.refuses_copies = True
+    for number, client in enumerate(clients):
+        client.ask(0, 2 * number, 2 * number + 1)
+    turn_count = 0
+    while not turn_count or bench.gpu.is_busy():
+        bench.now_ms += 10 * LINGER_MS
+        bench.turn()
+        turn_count += 1
+    assert len(bench.told) == 2 * len(clients)
+    assert turn_count > 1, "more than there are lanes for"
 
 
 def test_a_lane_is_never_found_stalled(make_bench):

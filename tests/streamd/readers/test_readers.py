@@ -58,6 +58,22 @@ def test_the_drive_is_idle_while_nothing_is_read_for_clients(bench, file, priori
         assert b.reader.idle_s == 7.0 - busy_s
 
 
+def test_the_drive_is_not_idle_while_a_hint_waits_behind_what_fills_an_idle_tier(bench, file):
+    now_s = 0.0
+    with bench(file, clock=lambda: now_s, held=set(range(8))) as b:
+        for number in range(b.depth):
+            b.reader.submit(b.slab(number, (0, PIECE)), Priority.BACKFILL)
+        now_s += 1.0
+        assert b.reader.idle_s == 1.0
+        b.reader.submit(b.slab("hinted", (0, PIECE)), Priority.PREFETCH)
+        now_s += 1.0
+        assert b.reader.idle_s == 1.0
+        assert b.reader.cancel("hinted"), "it had not begun"
+        now_s += 1.0
+        assert b.reader.idle_s == 2.0
+        b.engine.release()
+
+
 @pytest.mark.parametrize("case", RANGES)
 def test_a_range_is_read_as_it_is_in_the_file(bench, file, content, case):
     with bench(file) as b:
