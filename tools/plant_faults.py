@@ -82,8 +82,8 @@ FAULTS = {
     ),
     "most recent evicted": Fault(
         "shared/policy.py",
-        "np.argsort(self.heat[keys]",
-        "np.argsort(-self.heat[keys]",
+        "np.argsort(self.worth(keys)",
+        "np.argsort(-self.worth(keys)",
         f"{RESERVE}::test_the_coldest_are_evicted",
     ),
     "wrong size class": Fault(
