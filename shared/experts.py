@@ -118,10 +118,8 @@ class ExpertIndex:
         assert 0 <= expert < self.n_experts, expert
         assert self.layer_class[layer] >= 0, f"layer {layer} is dense"
         lengths = self.classes[self.layer_class[layer]].part_bytes
-        gate, up, down = (
-            Extent(int(self.part_files[layer, part]), int(offset), lengths[part])
-            for part, offset in enumerate(self.part_offsets[layer, expert])
-        )
+        files, offsets = self.part_files[layer].tolist(), self.part_offsets[layer, expert].tolist()
+        gate, up, down = map(Extent, files, offsets, lengths)
         return gate, up, down
 
 

@@ -38,11 +38,13 @@ class ClassSlots:
         self.count = count
         self.wave_experts = wave_experts
         self.holds_all = count >= expert_count
-        # For one slot, of all: numpy takes long to compare a number of its own with an enum's.
+        # Each twice: of one slot at a time numpy takes several times as long to tell anything.
         self._states = bytearray(count)
         self.state: npt.NDArray[np.int8] = np.frombuffer(self._states, np.int8)
         self.key: npt.NDArray[np.int32] = np.full(count, NO_KEY, np.int32)
+        self._keys = self.key.data
         self.pin_count: npt.NDArray[np.int32] = np.zeros(count, np.int32)
+        self._pins = self.pin_count.data
         self.free = list(range(first + count - 1, first - 1, -1))
         self.limbo: deque[tuple[int, int]] = deque(maxlen=count)
         self.leaving: deque[tuple[int, int]] = deque(maxlen=count)  # LIMBO, to be CLOSED
@@ -76,32 +78,33 @@ class ClassSlots:
         return SlotState(self._states[slot - self.first])
 
     def key_of(self, slot: int) -> int:
-        return int(self.key[slot - self.first])
+        key: int = self._keys[slot - self.first]
+        return key
 
     def take(self, key: int) -> int:
         slot = self.free.pop()
         self._move(slot, SlotState.FREE, SlotState.READING)
-        self.key[slot - self.first] = key
+        self._keys[slot - self.first] = key
         self.reading_count += 1
         return slot
 
     def publish(self, slot: int) -> None:
         self._move(slot, SlotState.READING, SlotState.LIVE)
         self.reading_count -= 1
-        if self.pin_count[slot - self.first]:
+        if self._pins[slot - self.first]:
             self.pinned_live_count += 1
 
     def give_back(self, slot: int) -> None:
-        assert not self.pin_count[slot - self.first], "a failed slot is unpinned first"
+        assert not self._pins[slot - self.first], "a failed slot is unpinned first"
         self._move(slot, SlotState.READING, SlotState.FREE)
         self.reading_count -= 1
-        self.key[slot - self.first] = NO_KEY
+        self._keys[slot - self.first] = NO_KEY
         self.free.append(slot)
 
     def retire(self, slot: int, stamp: int, for_good: bool = False) -> None:
-        assert not self.pin_count[slot - self.first], "a pinned slot is no victim"
+        assert not self._pins[slot - self.first], "a pinned slot is no victim"
         self._move(slot, SlotState.LIVE, SlotState.LIMBO)
-        self.key[slot - self.first] = NO_KEY
+        self._keys[slot - self.first] = NO_KEY
         (self.leaving if for_good else self.limbo).append((stamp, slot))
 
     def reclaim(self, oldest_epoch: int) -> None:
@@ -130,15 +133,15 @@ class ClassSlots:
 
     def pin(self, slot: int) -> None:
         index = slot - self.first
-        self.pin_count[index] += 1
-        if self.pin_count[index] == 1 and self._states[index] == SlotState.LIVE:
+        self._pins[index] += 1
+        if self._pins[index] == 1 and self._states[index] == SlotState.LIVE:
             self.pinned_live_count += 1
 
     def unpin(self, slot: int) -> None:
         index = slot - self.first
-        self.pin_count[index] -= 1
-        assert self.pin_count[index] >= 0, f"slot {slot} unpinned twice"
-        if self.pin_count[index] == 0 and self._states[index] == SlotState.LIVE:
+        assert self._pins[index] > 0, f"slot {slot} unpinned twice"
+        self._pins[index] -= 1
+        if self._pins[index] == 0 and self._states[index] == SlotState.LIVE:
             self.pinned_live_count -= 1
 
     def evictable(self) -> npt.NDArray[np.int32]:
@@ -148,7 +151,7 @@ class ClassSlots:
 
     def is_evictable(self, slot: int) -> bool:
         index = slot - self.first
-        return self._states[index] == SlotState.LIVE and not self.pin_count[index]
+        return self._states[index] == SlotState.LIVE and not self._pins[index]
 
     def _move(self, slot: int, before: SlotState, after: SlotState) -> None:
         index = slot - self.first

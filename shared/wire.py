@@ -256,6 +256,9 @@ def _fits(value: object, hint: Any) -> bool:
         if not isinstance(value, container):
             return False
         if container is list:
-            return all(_fits(item, args[0]) for item in typing.cast(list[object], value))
+            items = typing.cast(list[object], value)
+            if isinstance(args[0], type):
+                return {*map(type, items)} <= {args[0]}
+            return all(_fits(item, args[0]) for item in items)
         return all(isinstance(key, str) for key in typing.cast(dict[object, object], value))
     return type(value) is hint

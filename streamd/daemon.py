@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from shared.errors import ModelChanged, NoGpuTier, RequestError, StreamError
+from shared.errors import NoGpuTier, RequestError, StreamError
 from shared.runtime_dir import Endpoints
 from shared.threads import sleep_exactly
 from shared.wire import (
@@ -32,8 +32,8 @@ from streamd.monitoring.stats import SinceLast, heat_values, model_values
 from streamd.records.records import Records
 from streamd.scheduling.arrivals import Arrivals
 from streamd.served_model import ServedModel, now_ms
-from streamd.sessions import Session, Sessions
-from streamd.slot_cache.stalls import stalled_clients
+from streamd.serving import Serving
+from streamd.sessions import Sessions
 from streamd.tiers.gpu_tier import OpenGpu
 from streamd.tiers.host_governor import governor_of
 
@@ -42,6 +42,10 @@ log = logging.getLogger(__name__)
 # While a request waits for a slot, or memory is given back bit by bit, we look this often.
 WAITING_POLL_MS = 1
 IDLE_POLL_MS = 1000
+# Turns in a row for those who wait, before one for what has time.
+MAX_URGENT_TURNS = 8
+# How often at the most what has nothing to do with requests is seen to.
+TEND_INTERVAL_MS = 1.0
 # While copies to the GPU are under way, they are looked at this often: see streamd.gpu.device.
 COPY_POLL_S = 50e-6
 
@@ -64,6 +68,8 @@ class Daemon:
         self.reload_wanted = False
         self._started_s = time.monotonic()
         self._since_last = SinceLast()
+        self._urgent_turns = 0  # since the last one for what has time
+        self._tend_at_ms = 0.0
         self._owner_fd: int | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stack = ExitStack()
@@ -80,8 +86,11 @@ class Daemon:
             self._records = Records(self.config, self.model)
             stack.callback(self._records.close)  # when all clients have been detached
             self._control = Control(self.endpoints, self)
-            self._arrivals = Arrivals(self.model, self.sessions, self._control.tell)
             stack.callback(self._control.close)
+            arrivals = Arrivals(self.model, self.sessions, self._control.tell)
+            self._serving = Serving(
+                self.model, self.sessions, self._watch, arrivals, self.config.stall_deadline_ms
+            )
             # Every turn takes what has ended.
             self._control.watch(self.model.reader.fileno(), lambda: None)
             self._control.watch(self.model.tier.fileno(), lambda: None)
@@ -101,68 +110,41 @@ class Daemon:
         sleep_exactly()
         while not self.stopping:
             self._wait()
-            self._grant_gpu()
-            self._take_arrivals()
-            self._grant()
-            self._revoke_stalled()
-            self._watch_model()
-            if self._governor:
-                self._governor.tick()
-            self._records.take(self.sessions)
-            self._notifier.alive()
+            # Whoever waits goes first: the rest waits for a turn in which nobody does.
+            if self._serving.serve() and self._urgent_turns < MAX_URGENT_TURNS:
+                self._urgent_turns += 1
+                continue
+            self._urgent_turns = 0
+            self._serving.look_ahead()
+            self._tend()
+
+    def _tend(self) -> None:
+        """See to what has time, however often the loop turns."""
+        moment_ms = now_ms()
+        if moment_ms < self._tend_at_ms:
+            return
+        self._tend_at_ms = moment_ms + TEND_INTERVAL_MS
+        self.model.tell_drive_time()
+        self._serving.revoke_stalled()
+        self._serving.watch_model()
+        if self._governor:
+            self._governor.tick()
+        self._records.take(self.sessions)
+        self._notifier.alive()
 
     def _wait(self) -> None:
         """Until something has happened, or may have without telling."""
         if self.model.gpu is not None and self.model.gpu.is_busy():
-            self._control.nap(COPY_POLL_S)
+            self._control.nap(0 if self._urgent_turns else COPY_POLL_S)
+            return
+        self._serving.look_soon()
+        if self._urgent_turns:
+            self._control.poll(0)
         else:
             waiting = any(tier.scheduler.waiting for tier in self.model.tiers.values())
             waiting = waiting or (self._governor is not None and self._governor.busy)
             idle_ms = self._records.poll_ms(IDLE_POLL_MS)
             self._control.poll(WAITING_POLL_MS if waiting else idle_ms)
-
-    def _take_arrivals(self) -> None:
-        if (changed := self._arrivals.take()) is not None:
-            self._fail_closed(changed)
-
-    def _watch_model(self) -> None:
-        if (changed := self._watch.look()) is not None:
-            log.error("%s", changed)
-            self._fail_closed(changed)
-
-    def _fail_closed(self, error: ModelChanged) -> None:
-        """Serve nothing more of a file that is another one now: old and new do not mix."""
-        self._watch.fault = error
-        for tier in self.model.tiers.values():
-            tier.scheduler.backfill.stopped = True
-        for session in self.sessions:
-            if not session.revoked:
-                self._revoke(session)
-
-    def _grant_gpu(self) -> None:
-        if (gpu := self.model.gpu) is not None:
-            self.sessions.ring(gpu.scheduler.step())
-            if gpu.uploads.enter_lanes():
-                self._grant()
-
-    def _grant(self) -> None:
-        """One step of the protocol: give slots to those who wait, and read into them."""
-        self.sessions.ring(self.model.scheduler.step())
-        self.model.tell_drive_time()
-
-    def _revoke_stalled(self) -> None:
-        for tier in self.model.tiers.values():
-            for number in stalled_clients(tier.cache, now_ms(), self.config.stall_deadline_ms):
-                session = self.sessions.of_number(number)
-                log.warning("client %d (pid %d) holds up another one: revoked", number, session.pid)
-                self._revoke(session)
-
-    def _revoke(self, session: Session) -> None:
-        session.revoked = True
-        scheduler = self.model.tiers[session.tier].scheduler
-        scheduler.forget(session.number)
-        scheduler.cache.revoke(session.number)
-        session.ring()  # it may be waiting
 
     # Handler of streamd.control
 
@@ -206,11 +188,12 @@ class Daemon:
         self._notifier.status(f"serving {self.config.model.name}, clients: {len(self.sessions)}")
 
     def request(self, message: Message) -> Message | None:
+        self._serving.look_soon()
         match message:
             case Fetch(ticket, section, layer, experts):
                 session = self.sessions.of_ticket(ticket)
-                cache = self.model.tiers[session.tier].cache
-                cache.fetch(session.number, section, layer, experts)
+                scheduler = self.model.tiers[session.tier].scheduler
+                scheduler.fetch(session.number, section, layer, experts)
                 return None
             case Hint(ticket, section, layer, experts, upload_count):
                 if (client := self.sessions.find(ticket)) is not None:

@@ -112,7 +112,7 @@ FAULTS = {
     ),
     "a pin forgotten": Fault(
         "shared/slots.py",
-        "return self._states[index] == SlotState.LIVE and not self.pin_count[index]",
+        "return self._states[index] == SlotState.LIVE and not self._pins[index]",
         "return self._states[index] == SlotState.LIVE",
         "shared/test_victims.py",
     ),

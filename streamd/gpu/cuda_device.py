@@ -109,9 +109,12 @@ class CudaDevice:
     def submit(self, token: int, copies: Sequence[Copy]) -> None:
         driver, stream = self._driver, self._stream
         event = self._idle_events.pop() if self._idle_events else self._new_event()
+        copy = driver.cuMemcpyHtoDAsync
         try:
             for target, source, size_bytes in copies:
-                call(driver, "cuMemcpyHtoDAsync", target, source, size_bytes, stream)
+                (status,) = copy(target, source, size_bytes, stream)
+                if status:  # compared with a name it takes as long as the call
+                    check(driver, "cuMemcpyHtoDAsync", status)
             call(driver, "cuEventRecord", event, stream)
         except GpuError:
             with suppress(GpuError):  # the first error is the one to tell

@@ -16,11 +16,12 @@ class HostSource:
     ) -> None:
         self._experts = experts
         self._align = layout.align
-        self._stretches = layout.stretches()
-        self._stretches[:, :, 0] += address
+        stretches = layout.stretches()
+        stretches[:, :, 0] += address
+        self._starts: list[list[int]] = stretches[:, :, 0].tolist()
         self._slots = PinnedSlots(
             device,
-            self._stretches,
+            stretches,
             "the driver pins no more host memory: uploads are slower from here on",
         )
 
@@ -28,7 +29,7 @@ class HostSource:
         """What brings an expert from its host slot to three device addresses."""
         self._slots.pin(slot)
         parts = self._experts.extents(layer, expert)
-        starts = self._stretches[slot, :, 0].tolist()
+        starts = self._starts[slot]
         return [
             Copy(
                 targets[part],

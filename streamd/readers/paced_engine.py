@@ -43,6 +43,7 @@ class PacedEngine:
         self._held: deque[tuple[float, int, int]] = deque(maxlen=inner.depth)
         self._line_free_s = 0.0
         self._alarm = _Alarm()
+        self._alarm_due_s: float | None = None  # None: it is not set
         self._either = select.epoll()
         self._either.register(inner.fileno(), select.EPOLLIN)
         self._either.register(self._alarm.fd, select.EPOLLIN)
@@ -75,8 +76,11 @@ class PacedEngine:
         while self._held and self._held[0][0] <= now_s:
             _, token, result = self._held.popleft()
             ended.append((token, result))
-        # At least a nanosecond: 0 would mean never.
-        self._alarm.set(max(1e-9, self._held[0][0] - now_s) if self._held else 0.0)
+        due_s = self._held[0][0] if self._held else None
+        if due_s != self._alarm_due_s:
+            self._alarm_due_s = due_s
+            # At least a nanosecond: 0 would mean never.
+            self._alarm.set(0.0 if due_s is None else max(1e-9, due_s - now_s))
         return ended
 
     def close(self) -> None:

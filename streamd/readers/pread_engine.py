@@ -4,10 +4,10 @@ import errno
 import os
 import threading
 import time
-from collections import deque
 from queue import SimpleQueue
 
 from shared.threads import start_thread
+from streamd.ended_queue import EndedQueue
 from streamd.readers.engine import DEPTH_MAX
 
 CLOSE_PATIENCE_S = 1.0
@@ -23,8 +23,7 @@ class PreadEngine:
         self.depth = depth
         self._in_flight: set[int] = set()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # never more than `depth`
-        self._ended: deque[tuple[int, int]] = deque()
-        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = EndedQueue[tuple[int, int]]()
         self._threads = [
             threading.Thread(target=self._work, name=f"pread-{index}", daemon=True)
             for index in range(depth)
@@ -33,7 +32,7 @@ class PreadEngine:
             start_thread(thread)
 
     def fileno(self) -> int:
-        return self._doorbell
+        return self._ended.fileno()
 
     def register(self, buffer: memoryview) -> None:
         """Nothing to be gained here."""
@@ -51,12 +50,7 @@ class PreadEngine:
         """Nothing is ever held back."""
 
     def reap(self) -> list[tuple[int, int]]:
-        # The bell is silenced before the results are taken: one that ends in between rings again.
-        try:
-            os.eventfd_read(self._doorbell)
-        except BlockingIOError:
-            return []
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        ended = self._ended.take()
         self._in_flight.difference_update(token for token, _ in ended)
         return ended
 
@@ -68,7 +62,7 @@ class PreadEngine:
             thread.join(max(0.0, deadline - time.monotonic()))
         # A thread stuck in a dead disk still holds the bell's number: it must not become another's.
         if not any(thread.is_alive() for thread in self._threads):
-            os.close(self._doorbell)
+            self._ended.close()
 
     def _work(self) -> None:
         while self._serve(self._jobs.get()):
@@ -83,6 +77,5 @@ class PreadEngine:
             result = os.preadv(fd, [buffer], offset)
         except OSError as error:
             result = -(error.errno or errno.EIO)
-        self._ended.append((token, result))
-        os.eventfd_write(self._doorbell, 1)
+        self._ended.put((token, result))
         return True

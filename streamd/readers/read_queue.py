@@ -34,7 +34,13 @@ class ReadQueue:
     @property
     def serves_clients(self) -> bool:
         """Whether anything waits or is in flight that a client waits for or has hinted."""
-        return any(self._in_flight[p] or self._waiting[p] for p in CLIENTS_PRIORITIES)
+        demand, prefetch = CLIENTS_PRIORITIES
+        return bool(
+            self._in_flight[demand]
+            or self._in_flight[prefetch]
+            or self._waiting[demand]
+            or self._waiting[prefetch]
+        )
 
     def push(self, piece: Piece) -> None:
         self._waiting[piece.slab.priority].append(piece.slab.owner, piece)

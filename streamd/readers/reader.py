@@ -132,8 +132,10 @@ class Reader:
 
     def poll(self) -> list[Completion]:
         """Takes what has ended, hands the engine what waits; the slabs completed by that."""
-        completions = []
         ended = self._engine.reap()
+        if not ended:
+            return []  # then there is no more room in flight than there was
+        completions = []
         now_s = self._clock()
         for token, result in ended:
             piece = self._in_flight.pop(token)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from shared.errors import ModelChanged, StreamError
 from shared.wire import Failed
@@ -10,6 +11,13 @@ from streamd.served_model import ServedModel
 from streamd.sessions import Sessions
 
 log = logging.getLogger(__name__)
+
+
+class Arrived(NamedTuple):
+    """How many slabs have come, or will not; `changed`: the file turned out to be another one."""
+
+    slab_count: int
+    changed: ModelChanged | None
 
 
 class Arrivals:
@@ -22,22 +30,26 @@ class Arrivals:
         self._sessions = sessions
         self._tell = tell
 
-    def take(self) -> ModelChanged | None:
-        """Publish what has arrived since; whether the file turned out to be another one now."""
+    def take(self) -> Arrived:
+        """Publish what has arrived since."""
         changed = None
         ring: set[int] = set()  # once for all that has come
-        for completion in self._model.tier.poll():
+        completions = self._model.tier.poll()
+        for completion in completions:
             slot = completion.key
             assert isinstance(slot, int)
             error = self._model.tier.arrived(slot, completion.error)
             ring.update(self._settle(self._model.scheduler, slot, error))
             if isinstance(error, ModelChanged):
                 changed = error
+        count = len(completions)
         if self._model.gpu is not None:
-            for uploaded in self._model.gpu.uploads.poll():
+            uploads = self._model.gpu.uploads.poll()
+            count += len(uploads)
+            for uploaded in uploads:
                 ring.update(self._settle(self._model.gpu.scheduler, uploaded.slot, uploaded.error))
         self._sessions.ring(ring)
-        return changed
+        return Arrived(count, changed)
 
     def _settle(self, scheduler: Scheduler, slot: int, error: StreamError | None) -> list[int]:
         """The clients to ring; those for whom it will not come are told here."""

@@ -9,8 +9,9 @@
                                             +--> wasted   not used
 
 A hint says in which of its sections the client expects to read the layer. It has passed when the
-client's area, which the daemon sees without a message, shows a later section; when the client has
-gone; or after HINT_AGE_MS. An expert hinted by several clients lives until the last one has passed.
+client has asked for what it lacks in that section, which the router has chosen by then; when its
+area, which the daemon sees without a message, shows a later section; when the client has gone; or
+after HINT_AGE_MS. An expert hinted by several clients lives until the last one has passed.
 """
 
 from collections.abc import Callable, Iterable
@@ -87,7 +88,8 @@ class Prefetch:
         self._given: dict[int, Hinted] = {}  # by slot
         self._failed_until_ms: dict[int, float] = {}  # by key, the oldest first
         self._heard_at_ms = -HINT_AGE_MS
-        self._seen: dict[int, int] = {}  # each client's section when last looked at
+        self._asked: dict[int, int] = {}  # the last section that each client has asked in
+        self._seen: dict[int, int] = {}  # each client's first section to come, when last looked at
         self._look_at_ms = 0.0
 
     # What happens to hints
@@ -115,9 +117,15 @@ class Prefetch:
             hinted.deadline_ms = now_ms + HINT_AGE_MS
         self._look_at_ms = min(self._look_at_ms, now_ms + HINT_AGE_MS)
 
+    def asked(self, number: int, section: int) -> None:
+        """A client has asked for all that it lacks in a section."""
+        if number in self._areas:
+            self._asked[number] = section
+
     def forget(self, number: int) -> None:
         """A client has gone; `passed` tells what nobody waits for any more."""
         self._areas.pop(number, None)
+        self._asked.pop(number, None)
 
     def wishes(self, count: int, may_come: Callable[[int], bool]) -> tuple[int, ...]:
         """Keys to bring next, of those that may come now.
@@ -204,7 +212,10 @@ class Prefetch:
         Those without a slot are forgotten, the others stay: for each of these, `withdrawn` or, once
         it is there, `judge` has to follow.
         """
-        sections = {number: area.section for number, area in self._areas.items()}
+        sections = {
+            number: (section := area.section) + (self._asked.get(number) == section)
+            for number, area in self._areas.items()
+        }
         if sections == self._seen and now_ms < self._look_at_ms:
             return []
         self._seen = sections
@@ -243,6 +254,7 @@ class Prefetch:
 
 
 def _is_over(hinted: Hinted, sections: dict[int, int], now_ms: float) -> bool:
+    """sections: of each client, the first one that it may yet need something for."""
     if now_ms >= hinted.deadline_ms:
         return True
     for number, section in hinted.sections.items():  # a loop, for there are many and often

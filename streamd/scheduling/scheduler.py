@@ -107,6 +107,11 @@ class Scheduler:
         if self._source is not None:
             self._source.hint(number, area, section, layer, missing, upload_count)
 
+    def fetch(self, number: int, section: int, layer: int, experts: Sequence[int]) -> None:
+        """A client waits for experts, all that it lacks in a section; see HostCache.fetch."""
+        self.cache.fetch(number, section, layer, experts)
+        self.prefetch.asked(number, section)
+
     def forget(self, number: int) -> None:
         """A client has gone."""
         self.prefetch.forget(number)
@@ -125,20 +130,29 @@ class Scheduler:
 
         Who waits is served at once; what was hinted has time until the next turn.
         """
+        waited = self.cache.waiting
+        ring = self.serve()
+        if waited and not self.cache.waiting:
+            return ring
         now_ms = self._now_ms()
-        ring = set[int]()
-        if self.cache.waiting:
-            self.backfill.demanded_at_ms = now_ms
-            ring = self._carry(self.cache.step(self._carrier.room))
-            if not self.cache.asking:
-                return ring
         self._drop_passed(now_ms)
-        wishes = self._wishes(now_ms)
-        step = self.cache.step(self._carrier.room, wishes)
-        if len(step.grants) < len(wishes.prefetch):
-            self._wish_at_ms = now_ms + RETRY_MS
-        self.cache.eviction.prepare()
-        return ring | self._carry(step)
+        if wishes := self._wishes(now_ms):
+            step = self.cache.step(self._carrier.room, wishes)
+            if len(step.grants) < len(wishes.prefetch):
+                self._wish_at_ms = now_ms + RETRY_MS
+            ring |= self._carry(step)
+        else:
+            self.cache.eviction.prepare()
+        return ring
+
+    def serve(self) -> set[int]:
+        """The part of a step that somebody waits for. Clients to ring."""
+        if not self.cache.waiting:
+            return set()
+        now_ms = self.backfill.demanded_at_ms = self._now_ms()
+        ring = self._carry(self.cache.step(self._carrier.room))
+        self._drop_passed(now_ms)  # before any of it is begun
+        return ring
 
     def _carry(self, step: Step) -> set[int]:
         """Have brought what has been granted. Clients to ring."""
@@ -222,8 +236,7 @@ class Scheduler:
         """Whether the tier that it comes from has it."""
         if self._source is None:
             return True
-        plane = self._source.cache.plane
-        return bool(plane[divmod(key, self._n_experts)] != NOT_RESIDENT)
+        return self._source.cache.slot_of(key) != NOT_RESIDENT
 
 
 def layer_slab_bytes(experts: ExpertIndex) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class HostCache:
         tier: str = HOST_TIER,
     ) -> None:
         self.classes = tuple(classes)
+        self._class_of_slot = [slots for slots in self.classes for _ in range(slots.count)]
         self.counters = CacheCounters()
         self.clients: dict[int, CacheClient] = {}
         self._asking: dict[int, CacheClient] = {}  # those that want something
@@ -50,6 +51,7 @@ class HostCache:
         self.ahead: set[int] = set()
         self.table = table
         self.plane = table.plane_of(tier)
+        self._cells = self.plane.reshape(-1).data  # by key: a view, and much quicker
         self._n_experts = table.shape.n_experts
         self.layer_class = tuple(layer_class)
         self._barrier = barrier
@@ -157,7 +159,7 @@ class HostCache:
         key = slots.key_of(slot)
         del self.reading[key]
         slots.publish(slot)
-        self.plane[divmod(key, self._n_experts)] = slot
+        self._cells[key] = slot
         waiting = [client for client in self.clients.values() if slot in client.pins]
         for client in waiting:
             client.still_since_ms = self._now_ms()
@@ -187,18 +189,19 @@ class HostCache:
 
     def _retire(self, wishes: Wishes = NO_WISHES) -> None:
         """Take victims out until every class has its reserve, and what is asked of it besides."""
+        needed_counts = {slots: self.reserve.count(slots) for slots in self.classes}
         wanted = set[int]().union(*(client.wanted for client in self.asking))
-        asked_counts = Counter(self.class_of_key(k) for k in wanted if not self.has_slot(k))
-        wished_counts = Counter(self.class_of_key(k) for k in wishes.prefetch)
-        needed_counts = {}
-        for slots in self.classes:
-            needed_count = self.reserve.count(slots) + asked_counts[slots]
-            if wishes.prefetch and not slots.holds_all:
+        for key in wanted:
+            needed_counts[self.class_of_key(key)] += not self.has_slot(key)
+        if wishes.prefetch:
+            wished_counts = Counter(self.class_of_key(k) for k in wishes.prefetch)
+            for slots in self.classes:
+                if slots.holds_all:
+                    continue
                 # None is left while a newcomer waits for what is held to land; demands go on.
                 room_count = max(0, self.reserve.room_ahead(slots, self.ahead))
                 spare_count = min(wishes.spare_count, room_count // 2)
-                needed_count += min(max(wished_counts[slots], spare_count), room_count)
-            needed_counts[slots] = needed_count
+                needed_counts[slots] += min(max(wished_counts[slots], spare_count), room_count)
         self.eviction.make_spare(needed_counts)
 
     def reclaim(self) -> None:
@@ -215,7 +218,7 @@ class HostCache:
             # In this order: a section may be newer than the epoch it is seen with, never older.
             client.published = client.area.published
             section = client.area.section
-            if section != client.section or not client.in_section:
+            if section != client.section or (client.holds and not client.in_section):
                 self._begin_section(client, section)
 
     def _begin_section(self, client: CacheClient, section: int) -> None:
@@ -238,7 +241,7 @@ class HostCache:
         for key in wanted:
             layer, expert = divmod(key, self._n_experts)
             slots = self.class_of_key(key)
-            slot = int(self.plane[layer, expert])
+            slot = self._cells[key]
             if slot != NOT_RESIDENT:
                 step.ring.add(client.number)
                 client.still_since_ms = self._now_ms()
@@ -286,11 +289,15 @@ class HostCache:
     # Small things
 
     def has_slot(self, key: int) -> bool:
-        named = self.plane[divmod(key, self._n_experts)] != NOT_RESIDENT
-        return key in self.reading or bool(named)
+        return key in self.reading or self.slot_of(key) != NOT_RESIDENT
+
+    def slot_of(self, key: int) -> int:
+        """The slot that the table names, or NOT_RESIDENT."""
+        slot: int = self._cells[key]
+        return slot
 
     def class_of_key(self, key: int) -> ClassSlots:
         return self.classes[self.layer_class[key // self._n_experts]]
 
     def class_of_slot(self, slot: int) -> ClassSlots:
-        return next(slots for slots in self.classes if slots.owns(slot))
+        return self._class_of_slot[slot]

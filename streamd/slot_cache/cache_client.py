@@ -54,5 +54,10 @@ class CacheClient:
         return (self.published, self.number)
 
     @property
+    def holds(self) -> bool:
+        """Whether anything is wanted or pinned for it."""
+        return bool(self.pins or self.wanted)
+
+    @property
     def in_section(self) -> bool:
         return self.published != NONE_EPOCH

@@ -25,7 +25,7 @@ class Eviction:
         counters: CacheCounters,
     ) -> None:
         self._table = table
-        self._plane = table.plane_of(tier)
+        self._cells = table.plane_of(tier).reshape(-1).data  # by key
         self._barrier = barrier
         self._counters = counters
         self._choosers = {c: VictimChooser(c, heat.policy, heat.refresh) for c in classes}
@@ -34,7 +34,8 @@ class Eviction:
         """Take victims out until each class has so many slots FREE or in LIMBO."""
         victims: list[Victim] = []
         for slots, needed_count in needed_counts.items():
-            victims += self.choose(slots, needed_count - slots.spare_count)
+            if needed_count > slots.spare_count:
+                victims += self.choose(slots, needed_count - slots.spare_count)
         self.take_out(victims)
 
     def choose(self, slots: ClassSlots, count: int) -> list[Victim]:
@@ -46,7 +47,7 @@ class Eviction:
         if not victims:
             return
         for slots, slot in victims:
-            self._plane[divmod(slots.key_of(slot), self._table.shape.n_experts)] = NOT_RESIDENT
+            self._cells[slots.key_of(slot)] = NOT_RESIDENT
         self._barrier()
         self._table.epoch += 1
         for slots, slot in victims:

@@ -1,14 +1,14 @@
 """What a step of a tier's cache decides, for those who carry it out."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from streamd.readers.slab_read import Priority
 
 NOBODY = -1
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """Bring this expert into this slot. Above DEMAND: nobody waits for it yet.
 
     owner: number of the client that it is for; NOBODY where nobody waits. Owners take turns.
@@ -21,8 +21,7 @@ class Grant:
     owner: int = NOBODY
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(NamedTuple):
     """Experts to bring before anybody waits for them, by key, those wanted most first.
 
     prefetch: hinted; victims are retired for them. spare_count: slots of each class to keep FREE

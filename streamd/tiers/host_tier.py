@@ -11,7 +11,6 @@ may be given anew meanwhile.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from shared.arena import PART_COUNT, ArenaLayout
 from shared.errors import ReadFailed, StreamError
@@ -79,7 +78,7 @@ class HostTier:
 
     def promote(self, slot: int, owner: int) -> None:
         """A client waits now for what is read into `slot`."""
-        grant = replace(self._grants[slot], priority=Priority.DEMAND, owner=owner)
+        grant = self._grants[slot]._replace(priority=Priority.DEMAND, owner=owner)
         self._grants[slot] = grant
         if self._populated[slot]:
             self._reader.promote(slot, owner)

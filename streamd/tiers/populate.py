@@ -12,13 +12,13 @@ import ctypes
 import errno
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from itertools import count
 from queue import Empty, PriorityQueue
 
 from shared.threads import start_thread
+from streamd.ended_queue import EndedQueue
 from streamd.readers.engine import address_of
 from streamd.readers.registered_buffers import OwnRing
 from streamd.readers.slab_read import Priority
@@ -70,13 +70,12 @@ class Populator:
         self._find = find
         self._jobs: PriorityQueue[_Job] = PriorityQueue()  # no longer than there are buffers
         self._serial = count()
-        self._ended: deque[tuple[Hashable, str]] = deque()
-        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ended = EndedQueue[tuple[Hashable, str]]()
         self._thread = threading.Thread(target=self._work, name="populate", daemon=True)
         start_thread(self._thread)
 
     def fileno(self) -> int:
-        return self._doorbell
+        return self._ended.fileno()
 
     def submit(
         self, key: Hashable, buffer: memoryview, priority: Priority = Priority.DEMAND
@@ -86,10 +85,7 @@ class Populator:
 
     def ended(self) -> list[tuple[Hashable, str]]:
         """Key of each buffer that is done with since, and why it got no pages, or ""."""
-        # The bell is silenced before the results are taken: one that ends in between rings again.
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._doorbell)
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        return self._ended.take()
 
     def close(self) -> None:
         """Forget what waits, and let the buffer at hand be finished."""
@@ -98,7 +94,7 @@ class Populator:
                 self._jobs.get_nowait()
         self._jobs.put((Priority.DEMAND, next(self._serial), None, None))
         self._thread.join()
-        os.close(self._doorbell)
+        self._ended.close()
 
     def _work(self) -> None:
         while self._serve(self._jobs.get()):
@@ -114,6 +110,5 @@ class Populator:
             self._find(buffer)
         except OSError as error:
             fault = error.strerror or str(error)
-        self._ended.append((key, fault))
-        os.eventfd_write(self._doorbell, 1)
+        self._ended.put((key, fault))
         return True

@@ -13,13 +13,14 @@ An upload is one section of one expert in the host cache, of a client that is a 
 docs/protocol.md's rules then keep the host slot as it is while the copy reads it. The section needs
 nothing that another client holds once its slab is there, so it always ends by itself.
 
-What nobody waits for yet gets a lane when the last copy of what is waited for is under way: it is
-queued behind that, and the bus does not stand still between the two. Few of them at a time, since a
-demand waits for the copies that are under way when it comes; one while the bus is idle and the
-drive has yet to bring what is waited for.
+What nobody waits for yet gets a lane when the last copy of what is waited for has begun: it is
+queued behind that, and the bus does not stand still between the two, however late we see the one
+end. Few of them at a time, since a demand waits for the copies that are under way when it comes;
+one while the bus is idle and the drive has yet to bring what is waited for.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,9 @@ LANE_COUNT = 16
 # Of those, for what nobody waits for: two keep the bus busy.
 AHEAD_LANE_COUNT = 2
 QUEUE_LENGTH = 4096
+# To begin a copy takes time in which nobody is told of what has ended; two keep the bus busy for
+# longer than that.
+COPIES_A_TURN = 2
 
 
 @dataclass
@@ -61,8 +65,7 @@ class Lane:
         return self.grant is not None and self.grant.priority == Priority.DEMAND
 
 
-@dataclass(frozen=True)
-class Uploaded:
+class Uploaded(NamedTuple):
     """`slot`: of the GPU; with an error it holds no valid slab."""
 
     slot: int
@@ -84,12 +87,16 @@ class Uploads:
         self._device = device
         self._cache = cache
         self._source = source
-        self._targets = layout.stretches()[:, :, 0] + arena_address
+        self._n_experts = cache.table.shape.n_experts
+        self._targets: list[list[int]] = (layout.stretches()[:, :, 0] + arena_address).tolist()
         self._demanded = FairQueue[Grant]()
         self._ahead: dict[int, Grant] = {}  # by slot, in order
         self._waiting: list[Lane] = []  # whose copies have not begun, in order
         self._ended: list[Uploaded] = []
         self._lanes = [self._attach_lane(MAX_CLIENTS + at) for at in range(lane_count)]
+        self._free_lanes = list(self._lanes)
+        # Of lanes: those that somebody waited for when they were entered, and the others.
+        self._demanded_count = self._copying_count = self._ahead_count = 0
         self._uses = self._lanes[0].area.uses  # of all lanes
         self.uploaded_bytes = 0
         self.upload_count = 0
@@ -103,8 +110,9 @@ class Uploads:
 
     @property
     def eager(self) -> bool:
-        """Whether somebody waits who could have a lane: others have ended since they were given."""
-        return bool(self._demanded) and any(lane.grant is None for lane in self._lanes)
+        """Whether somebody waits who could have a lane, others having ended since they were given,
+        or for what has ended."""
+        return bool(self._ended or (self._free_lanes and self._demanded))
 
     @property
     def room(self) -> int:
@@ -122,7 +130,7 @@ class Uploads:
     def promote(self, slot: int, owner: int) -> None:
         """A client waits now for what comes into a GPU slot."""
         if grant := self._ahead.pop(slot, None):
-            self._demanded.append(owner, replace(grant, priority=Priority.DEMAND, owner=owner))
+            self._demanded.append(owner, grant._replace(priority=Priority.DEMAND, owner=owner))
 
     def withdraw(self, slot: int) -> bool:
         """Forget what comes into a GPU slot if it has no lane yet; whether it is forgotten."""
@@ -138,37 +146,41 @@ class Uploads:
     def enter_lanes(self) -> bool:
         """Lanes for those whose turn it is; whether the host cache has to fetch for some of them.
 
-        Before `poll`, so that the drive is asked before more than one copy is begun, which takes
-        0.1 ms each. What `poll` enters the host cache fetches in its next step.
+        Before `go_on`, so that the drive is asked before more than one copy is begun, which takes
+        0.1 ms each. What that enters the host cache fetches in its next step.
         """
         fetches = False
-        for lane in self._lanes:
-            if lane.grant is None:
-                if (grant := self._next()) is None:
-                    break
-                fetches |= self._enter(lane, grant)
-                if not self._device.copying and self._can_copy(lane):
-                    self._copy(lane)  # the bus must not stand still meanwhile
+        for _ in range(len(self._free_lanes)):
+            if (grant := self._next()) is None:
+                break
+            lane = self._free_lanes.pop()
+            fetches |= self._enter(lane, grant)
+            if not self._device.copying and self._can_copy(lane):
+                self._copy(lane)  # the bus must not stand still meanwhile
         return fetches
 
     def poll(self) -> list[Uploaded]:
-        """What has ended; whatever can go on goes on. Misses wait for the host cache's next step.
+        """What has ended; to tell of it is more urgent than to `go_on`."""
+        for number, error in self._device.reap():
+            self._end(self._lanes[number - MAX_CLIENTS], error)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def go_on(self) -> None:
+        """Begin what can begin. Misses wait for the host cache's next step.
 
         A fetched expert shows in the host table, so this is called after reads have ended.
         """
-        for number, error in self._device.reap():
-            self._end(self._lanes[number - MAX_CLIENTS], error)
         self.enter_lanes()
-        for lane in [lane for lane in self._waiting if self._can_copy(lane)]:
+        ready = [lane for lane in self._waiting if self._can_copy(lane)]
+        for lane in ready[:COPIES_A_TURN]:
             self._copy(lane)
-        ended, self._ended = self._ended, []
-        return ended
 
     def _next(self) -> Grant | None:
         """Whose turn it is to have a lane."""
         if self._demanded:
             return self._demanded.pop()
-        if not self._ahead or self._ahead_count() >= self._most_ahead():
+        if not self._ahead or self._ahead_count >= self._most_ahead():
             return None
         # What was hinted, and the host cache has lost since, waits until it is demanded or passes.
         may_go = (
@@ -180,25 +192,25 @@ class Uploads:
         return None if slot is None else self._ahead.pop(slot)
 
     def _host_slot(self, grant: Grant) -> int:
-        return int(self._cache.plane[grant.layer, grant.expert])
-
-    def _ahead_count(self) -> int:
-        return sum(lane.grant is not None and not lane.is_demanded for lane in self._lanes)
+        return self._cache.slot_of(grant.layer * self._n_experts + grant.expert)
 
     def _most_ahead(self) -> int:
         """How many lanes what nobody waits for may have now."""
-        demanded = [lane for lane in self._lanes if lane.is_demanded]
-        to_come = [lane for lane in demanded if not lane.copying]
-        copying_count = len(demanded) - len(to_come)
-        if not to_come:
-            return AHEAD_LANE_COUNT if copying_count <= 1 else 0
-        # The drive has yet to bring some of it, and will have soon.
-        return 0 if copying_count or any(map(self._can_copy, to_come)) else 1
+        if self._demanded_count == self._copying_count:
+            return AHEAD_LANE_COUNT
+        if self._copying_count:
+            return 0
+        # The drive has yet to bring some of what is waited for, and will have soon.
+        return 0 if any(self._can_copy(lane) for lane in self._waiting if lane.is_demanded) else 1
 
     def _enter(self, lane: Lane, grant: Grant) -> bool:
         """Begin a lane's section; whether the host cache has to fetch for it."""
         section = lane.area.enter(self._cache.table)
         lane.grant = grant
+        if lane.is_demanded:
+            self._demanded_count += 1
+        else:
+            self._ahead_count += 1
         self._uses[grant.layer, grant.expert] += np.uint32(1)
         is_hit = self._can_copy(lane)
         lane.area.count_lookups(int(is_hit), int(not is_hit))
@@ -219,9 +231,10 @@ class Uploads:
         grant = lane.grant
         assert grant is not None
         self._waiting.remove(lane)
-        targets = self._targets[grant.slot].tolist()
+        targets = self._targets[grant.slot]
         copies = self._source.copies(lane.host_slot, grant.layer, grant.expert, targets)
         lane.copying = True
+        self._copying_count += lane.is_demanded
         try:
             self._device.submit(lane.number, copies)
         except StreamError as error:
@@ -234,6 +247,12 @@ class Uploads:
         assert lane.grant is not None
         lane.area.leave()
         self._ended.append(Uploaded(lane.grant.slot, error))
+        if lane.is_demanded:
+            self._demanded_count -= 1
+            self._copying_count -= lane.copying
+        else:
+            self._ahead_count -= 1
+        self._free_lanes.append(lane)
         lane.grant = None
         lane.host_slot = NOT_RESIDENT
         lane.copying = False

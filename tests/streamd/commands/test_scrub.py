@@ -25,8 +25,7 @@ class BadDrive(PreadEngine):
         self.before_read(offset)
         if offset < self.bad.stop and self.bad.start < offset + buffer.nbytes:
             self._in_flight.add(token)
-            self._ended.append((token, -errno.EIO))
-            os.eventfd_write(self._doorbell, 1)
+            self._ended.put((token, -errno.EIO))
         else:
             super().submit(token, fd, buffer, offset)
 

@@ -55,7 +55,7 @@ class GpuClient:
         """Begin a section that misses these experts; its number."""
         section = self.area.enter(self._bench.table)
         self.area.uses[layer, list(experts)] += np.uint32(1)
-        self._bench.gpu.cache.fetch(self.number, section, layer, experts)
+        self._bench.gpu.scheduler.fetch(self.number, section, layer, experts)
         return section
 
 
@@ -157,6 +157,7 @@ class GpuBench:
             else:
                 layer, expert, asked = self.gpu.scheduler.failed(uploaded.slot)
                 self.told += [(number, section, layer, expert) for number, section in asked]
+        self.gpu.uploads.go_on()
 
     def bring(self, client: GpuClient, layer: int, *experts: int) -> None:
         """A whole section: missed, read, uploaded."""

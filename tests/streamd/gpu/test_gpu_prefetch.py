@@ -101,7 +101,7 @@ def settle_without_reads(bench):
 def test_a_demand_takes_over_an_upload_that_waits(bench):
     client = bench.attach(0)
     client.area.enter(bench.table)
-    hint(bench, client, 1, 1, 2, 3, 4)
+    hint(bench, client, 1, 1, 2, 3, 4, ahead=2)
     bench.turn()
     read_all(bench)
     bench.turn()
@@ -116,13 +116,13 @@ def test_a_demand_takes_over_an_upload_that_waits(bench):
     assert bench.gpu.uploads.upload_count == 4
 
 
-def hint_what_ram_has(bench, client):
+def hint_what_ram_has(bench, client, ahead=2):
     """Experts 1 to 6 of layer 1, hinted for a GPU slot while the first two of them are copied."""
     client.area.enter(bench.table)
-    hint(bench, client, 1, *range(1, 7), upload_count=0)
+    hint(bench, client, 1, *range(1, 7), ahead=ahead, upload_count=0)
     bench.turn()
     read_all(bench)
-    hint(bench, client, 1, *range(1, 7))
+    hint(bench, client, 1, *range(1, 7), ahead=ahead)
     bench.turn()
     assert len(bench.device.queued) == AHEAD_LANE_COUNT
 
@@ -138,15 +138,40 @@ def test_uploads_ahead_are_queued_behind_the_last_copy_that_is_waited_for(bench)
     hint_what_ram_has(bench, client)
     client.ask(1, 5, 6)
     bench.turn()
+    assert copies(bench) == [1, 2, 5, 6]
     bench.device.finish(AHEAD_LANE_COUNT)
     bench.turn()
-    assert copies(bench) == [5, 6], "the bus has enough to do"
-    bench.device.finish()
-    bench.turn()
-    assert copies(bench) == [6, 3, 4], "it does not stand still behind the last one"
+    assert copies(bench) == [5, 6, 3, 4], "the bus does not stand still behind the last one"
     settle(bench)
     assert bench.rung == {0}
     assert bench.gpu.uploads.upload_count == 6
+
+
+def test_what_a_section_has_not_asked_for_is_not_uploaded_for_it_any_more(bench):
+    """Its router has spoken: what was hinted for it and is not begun would be in vain."""
+    client = bench.attach(0)
+    hint_what_ram_has(bench, client, ahead=1)
+    client.ask(1, 5, 6)
+    bench.turn()
+    bench.device.finish(AHEAD_LANE_COUNT)
+    bench.turn()
+    assert copies(bench) == [5, 6]
+    settle(bench)
+    gpu, _ = counters(bench)
+    assert gpu.late + gpu.demanded == 2
+    assert gpu.withdrawn + gpu.expired == 2
+    assert gpu.wasted == AHEAD_LANE_COUNT
+    assert bench.gpu.uploads.upload_count == AHEAD_LANE_COUNT + 2
+
+
+def test_what_is_hinted_for_a_later_section_is_uploaded_when_this_one_has_asked(bench):
+    client = bench.attach(0)
+    client.area.enter(bench.table)
+    hint(bench, client, 1, 3, 4)
+    section = client.area.section
+    bench.gpu.scheduler.fetch(client.number, section, 0, [7])
+    settle(bench)
+    assert (bench.table.gpu_slots[1] >= 0).nonzero()[0].tolist() == [3, 4]
 
 
 def test_an_idle_bus_has_one_upload_ahead_while_the_drive_brings_what_is_waited_for(bench):

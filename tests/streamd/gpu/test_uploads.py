@@ -247,7 +247,7 @@ def test_who_asked_is_told_of_a_failed_copy(bench, at_submit):
     bench.finish_read(next(iter(bench.reads)))
     if not at_submit:
         bench.device.fail()
-        bench.turn()
+    bench.turn()
     assert bench.told == [(0, section, 0, 9)]
     assert bench.table.gpu_slots[0, 9] == -1
     bench.device.refuses_copies = False

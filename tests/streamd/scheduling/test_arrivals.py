@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ModelChanged, ReadFailed
 from shared.wire import Failed
-from streamd.scheduling.arrivals import Arrivals
+from streamd.scheduling.arrivals import Arrivals, Arrived
 
 SLOT = 3
 BROKEN = ReadFailed("reading m.gguf failed", "check the disk")
@@ -66,7 +66,7 @@ def test_a_slab_that_nobody_asked_for_is_no_error(asked, error, levels, caplog):
     model = SimpleNamespace(tier=FakeTier(error), scheduler=FakeScheduler(asked), gpu=None)
     sessions = FakeSessions()
     arrivals = Arrivals(model, sessions, lambda ticket, message: told.append((ticket, message)))
-    assert arrivals.take() == (error if error is CHANGED else None)
+    assert arrivals.take() == Arrived(1, error if error is CHANGED else None)
     assert [record.levelname for record in caplog.records] == levels
     expected = Failed(40, 1, 2, error.code, error.message, error.remedy)
     assert told == [(107, expected) for _ in asked]
@@ -77,5 +77,5 @@ def test_who_waits_for_several_of_the_slabs_is_rung_once():
     sessions = FakeSessions()
     scheduler = FakeScheduler(waiting={3: [7], 4: [7, 9], 5: []})
     model = SimpleNamespace(tier=FakeTier(None, (3, 4, 5)), scheduler=scheduler, gpu=None)
-    assert Arrivals(model, sessions, lambda *_: None).take() is None
+    assert Arrivals(model, sessions, lambda *_: None).take() == Arrived(3, None)
     assert sorted(sessions.rung) == [7, 9]
