@@ -41,13 +41,11 @@ class Drive:
             time.sleep(self._random.random() * delay_ms / 1000)
             token, fd, buffer, offset = job
             if self._random.random() < error_share:
-                engine._ended.append((token, -self._random.choice(ERRORS)))
-                os.eventfd_write(engine._doorbell, 1)
+                engine._ended.put((token, -self._random.choice(ERRORS)))
                 return True
             if self._random.random() < short_share and len(buffer) > ALIGN_BYTES:
                 got = os.preadv(fd, [buffer[:ALIGN_BYTES]], offset)
-                engine._ended.append((token, got))
-                os.eventfd_write(engine._doorbell, 1)
+                engine._ended.put((token, got))
                 return True
             return serve(engine, job)
 

@@ -28,7 +28,7 @@ def open_sessions(
         model=[[f.size_bytes, f.inode, f.mtime_ns] for f in session.index.fingerprints],
         planes=describe_planes(planes),
         arithmetic=[engine.device.type, engine.exact],
-        template=xxhash.xxh3_64_hexdigest(template.source),
+        template=xxhash.xxh3_64_hexdigest(template.source.encode()),
     )
     try:
         return KvSessions(sessions_dir(), identity, config.kv_sessions, tell)
