@@ -38,6 +38,7 @@ import numpy.typing as npt
 
 from shared.errors import ProtocolMismatch
 from shared.scan import USE_PARTS
+from shared.shm import address
 from shared.wire import GPU_TIER
 
 MAGIC = 0x5354524D_44303031  # "STRMD001"
@@ -94,6 +95,10 @@ class ResidencyTable:
         """Slot numbers of the experts, int32 [n_layers, n_experts]; HOST_TIER or GPU_TIER."""
         return self.gpu_slots if tier == GPU_TIER else self.host_slots
 
+    def cells_of(self, tier: str) -> memoryview:
+        """The same numbers by key, `layer * n_experts + expert`: quicker, one at a time."""
+        return self.plane_of(tier).reshape(-1).data
+
     def initialise(self) -> None:
         """The daemon, once, before anybody else has the region."""
         self._header[:] = (MAGIC, self.shape.n_layers, self.shape.n_experts, MAX_CLIENTS)
@@ -136,7 +141,7 @@ class ResidencyTable:
     @property
     def epoch_address(self) -> int:
         """For compiled code; likewise in ClientArea."""
-        return np.frombuffer(self._epoch).ctypes.data
+        return address(self._epoch)
 
     @property
     def epoch(self) -> int:
@@ -172,11 +177,11 @@ class ClientArea:
 
     @property
     def words_address(self) -> int:
-        return np.frombuffer(self._words).ctypes.data
+        return address(self._words)
 
     @property
     def counters_address(self) -> int:
-        return np.frombuffer(self._counters).ctypes.data
+        return address(self._counters)
 
     @property
     def published(self) -> int:

@@ -85,6 +85,6 @@ def _map(fd: int, size_bytes: int, protection: int) -> mmap.mmap:
         ) from error
 
 
-def address(region: mmap.mmap) -> int:
-    """Where the mapping begins; numpy tells it of a read-only buffer too, which ctypes refuses."""
+def address(region: mmap.mmap | memoryview) -> int:
+    """Where the memory begins; numpy tells it of a read-only buffer too, which ctypes refuses."""
     return int(np.frombuffer(region, np.uint8).ctypes.data)

@@ -12,7 +12,6 @@ from streamd.readers.pieces import Piece, Slab
 from streamd.readers.slab_read import Priority
 from streamd.scheduling.fair_queue import FairQueue
 
-CLIENTS_PRIORITIES = (Priority.DEMAND, Priority.PREFETCH)
 PREFETCH_SHARE = 0.5
 BACKFILL_SHARE = 0.5
 
@@ -34,7 +33,7 @@ class ReadQueue:
     @property
     def serves_clients(self) -> bool:
         """Whether anything waits or is in flight that a client waits for or has hinted."""
-        demand, prefetch = CLIENTS_PRIORITIES
+        demand, prefetch = Priority.DEMAND, Priority.PREFETCH
         return bool(
             self._in_flight[demand]
             or self._in_flight[prefetch]

@@ -51,7 +51,7 @@ class HostCache:
         self.ahead: set[int] = set()
         self.table = table
         self.plane = table.plane_of(tier)
-        self._cells = self.plane.reshape(-1).data  # by key: a view, and much quicker
+        self._cells = table.cells_of(tier)
         self._n_experts = table.shape.n_experts
         self.layer_class = tuple(layer_class)
         self._barrier = barrier

@@ -25,7 +25,7 @@ class Eviction:
         counters: CacheCounters,
     ) -> None:
         self._table = table
-        self._cells = table.plane_of(tier).reshape(-1).data  # by key
+        self._cells = table.cells_of(tier)
         self._barrier = barrier
         self._counters = counters
         self._choosers = {c: VictimChooser(c, heat.policy, heat.refresh) for c in classes}

@@ -143,21 +143,19 @@ class Uploads:
         self._waiting.remove(lane)
         self._end(lane, error)
 
-    def enter_lanes(self) -> bool:
-        """Lanes for those whose turn it is; whether the host cache has to fetch for some of them.
+    def enter_lanes(self) -> None:
+        """Lanes for those whose turn it is. What is missing for them waits in the host cache.
 
         Before `go_on`, so that the drive is asked before more than one copy is begun, which takes
         0.1 ms each. What that enters the host cache fetches in its next step.
         """
-        fetches = False
         for _ in range(len(self._free_lanes)):
             if (grant := self._next()) is None:
                 break
             lane = self._free_lanes.pop()
-            fetches |= self._enter(lane, grant)
+            self._enter(lane, grant)
             if not self._device.copying and self._can_copy(lane):
                 self._copy(lane)  # the bus must not stand still meanwhile
-        return fetches
 
     def poll(self) -> list[Uploaded]:
         """What has ended; to tell of it is more urgent than to `go_on`."""
@@ -203,8 +201,8 @@ class Uploads:
         # The drive has yet to bring some of what is waited for, and will have soon.
         return 0 if any(self._can_copy(lane) for lane in self._waiting if lane.is_demanded) else 1
 
-    def _enter(self, lane: Lane, grant: Grant) -> bool:
-        """Begin a lane's section; whether the host cache has to fetch for it."""
+    def _enter(self, lane: Lane, grant: Grant) -> None:
+        """Begin a lane's section, and have the host cache fetch what it lacks."""
         section = lane.area.enter(self._cache.table)
         lane.grant = grant
         if lane.is_demanded:
@@ -217,7 +215,6 @@ class Uploads:
         if not is_hit:
             self._cache.fetch(lane.number, section, grant.layer, [grant.expert])
         self._waiting.append(lane)
-        return not is_hit
 
     def _can_copy(self, lane: Lane) -> bool:
         """Whether the host cache has, or had in this section, what a lane waits for."""

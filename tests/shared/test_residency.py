@@ -20,7 +20,7 @@ from shared.residency import (
 from shared.scan import USE_PARTS
 
 SHAPE = TableShape(3, 40)
-LOOKUP_MICROSECONDS_MAX = 50  # a message takes more than twice as long
+LOOKUP_MICROSECONDS_MAX = 5
 
 
 @pytest.fixture
@@ -210,7 +210,8 @@ def test_looking_up_a_layers_experts_is_a_plain_look_into_memory(table):
     def all_resident():
         return (row[experts] >= 0).all()
 
-    seconds = min(timeit.repeat(all_resident, repeat=20, number=500)) / 500
+    # Of many short runs: on a busy machine a long one is always interrupted.
+    seconds = min(timeit.repeat(all_resident, repeat=1000, number=20)) / 20
     assert seconds * 1e6 < LOOKUP_MICROSECONDS_MAX
 
 

@@ -107,7 +107,8 @@ class GpuBench:
 
     def turn(self) -> None:
         self.rung |= self.gpu.scheduler.step()
-        if self.gpu.uploads.enter_lanes():
+        self.gpu.uploads.enter_lanes()
+        if self.host.waiting:
             self.scheduler.step()
         self._take_uploads()
         self.scheduler.step()

@@ -101,9 +101,11 @@ def test_the_drive_is_asked_before_more_than_one_copy_is_begun(make_bench):
     client.ask(0, 1, 2)
     bench.attach(1).ask(0, 3, 20)
     bench.gpu.scheduler.step()
-    assert bench.gpu.uploads.enter_lanes(), "20 has to be read"
+    bench.gpu.uploads.enter_lanes()
+    assert [lane.wanted for lane in bench.host.asking] == [{20}], "20 has to be read"
     assert len(bench.device.queued) == 1
-    assert not bench.gpu.uploads.enter_lanes(), "it has been asked for"
+    bench.gpu.uploads.enter_lanes()
+    assert [lane.wanted for lane in bench.host.asking] == [{20}], "it has been asked for"
     bench.turn()
     assert len(bench.device.queued) == 3
 
